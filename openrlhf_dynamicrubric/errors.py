@@ -1,0 +1,42 @@
+"""What can go wrong, one class a kind."""
+
+from __future__ import annotations
+
+
+class DynamicRubricError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+
+class RubricParseError(DynamicRubricError, ValueError):
+    """A model's text is not a valid rubric; the message says why."""
+
+
+class ModelCallError(DynamicRubricError):
+    """A call to a language model gave no usable answer: outage, timeout, prompt too long.
+
+    Never a judgement: whoever catches it leaves the group (or the item) out and counts it.
+    """
+
+
+class DataError(DynamicRubricError, ValueError):
+    """A file or a row is not what its schema says; the message names file, line and value."""
+
+
+class ConfigError(DynamicRubricError, ValueError):
+    """An option, or a combination of options, cannot work; the message says what to change."""
+
+
+class ModelLoadError(DynamicRubricError):
+    """A model cannot be loaded as asked: missing files, missing weights, another architecture."""
+
+
+class PhaseError(DynamicRubricError):
+    """A phase of a run failed or cannot start; the run's state on disk stays as it was."""
+
+
+class UnscorableRunError(DynamicRubricError):
+    """No group could be scored for several steps in a row: judges are down or write no valid rubric."""
+
+
+class MissingDependencyError(DynamicRubricError, ImportError):
+    """An optional package is not installed; the message gives the install command."""

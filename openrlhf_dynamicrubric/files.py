@@ -1,0 +1,95 @@
+"""Files that are whole or not there: atomic writes, crash-safe appends, locks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """The file at `path` holds `text`, or what it held before: written beside, synced, renamed.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written; `path` is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """A rename inside the folder survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def json_line(row: Any) -> str:
+    """One line of JSONL, without the characters that some readers take for line ends.
+
+    Raises:
+        ValueError: a NaN or an infinity, which JSON does not know.
+    """
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").replace("\x85", "\\u0085") + "\n"
+
+
+def append_lines(path: Path, rows: Iterable[Any]) -> None:
+    """Rows at the end of a JSONL file, synced; a line that a crash left unfinished is taken away first."""
+    lines = "".join(json_line(row) for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        _drop_unfinished_line(file)
+        file.write(lines.encode("utf-8", "replace"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """The rows of a JSONL file that a crash may have cut: an unfinished last line is passed over."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def _drop_unfinished_line(file: IO[bytes]) -> None:
+    end = file.seek(0, os.SEEK_END)
+    keep = end
+    while keep > 0:
+        file.seek(keep - 1)
+        if file.read(1) == b"\n":
+            break
+        keep -= 1
+    if keep < end:
+        file.truncate(keep)
+    file.seek(0, os.SEEK_END)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """A lock on `path` that ends with the process, however that ends. Gives False where another process holds it."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

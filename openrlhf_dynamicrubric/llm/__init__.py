@@ -1,0 +1,1 @@
+"""Language models that write rubrics and answer yes or no."""

@@ -1,0 +1,144 @@
+"""A prompt, its responses and criteria to a matrix of yes-probabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from openrlhf_dynamicrubric import prompts
+from openrlhf_dynamicrubric.errors import ModelCallError
+from openrlhf_dynamicrubric.llm.base import Judgement, LanguageModel
+from openrlhf_dynamicrubric.text import encodable, shorten
+from openrlhf_dynamicrubric.types import Prompt, Usage, VerdictMatrix
+
+
+def verifier_prompt(prompt: Prompt, response: str, *, max_response_chars: int) -> str:
+    """Beginning of the verifier's question: what all criteria of one response share.
+
+    Args:
+        prompt: what the policy was asked.
+        response: one response.
+        max_response_chars: a longer response, or prompt, is cut in its middle.
+
+    Returns:
+        The text up to the criterion.
+    """
+    request, _ = shorten(prompts.conversation_text(prompt), max_response_chars)
+    response, _ = shorten(response, max_response_chars)
+    code = prompts.marker_code(request, response)
+    return prompts.fill("verifier", code=code, request=request, response=response)
+
+
+def verifier_question(criterion: str) -> str:
+    """End of the verifier's question. The criterion is quoted: text that a model wrote stays on its line."""
+    return prompts.fill("verifier_question", criterion=json.dumps(encodable(criterion), ensure_ascii=False))
+
+
+class Verifier:
+    """Asks one frozen language model about each response and criterion, each identical triple once.
+
+    Args:
+        model: DR-Verifier.
+        max_response_chars: see `verifier_prompt`.
+        cache_size: verdicts that are remembered between calls, the least recently used forgotten first.
+    """
+
+    def __init__(self, model: LanguageModel, *, max_response_chars: int, cache_size: int = 65_536) -> None:
+        self.model = model
+        self.max_response_chars = max_response_chars
+        self.cache_size = cache_size
+        self._known: OrderedDict[bytes, float] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Future[float | ModelCallError]] = {}
+
+    async def verdicts(self, prompt: Prompt, responses: Sequence[str], criteria: Sequence[str]) -> VerdictMatrix:
+        """P(yes) of every criterion on every response.
+
+        Args:
+            prompt: x.
+            responses: K texts.
+            criteria: M texts.
+
+        Returns:
+            The matrix, shape (M, K); a failed call leaves NaN and its error, never a number.
+        """
+        distinct = list(dict.fromkeys(responses))
+        columns = await asyncio.gather(*(self._judge(prompt, response, criteria) for response in distinct))
+        column_of = dict(zip(distinct, columns, strict=True))
+        answers = [[column_of[response][0][criterion] for response in responses] for criterion in criteria]
+        failures = {id(answer): answer for row in answers for answer in row if isinstance(answer, ModelCallError)}
+        asked = sum(column[1] for column in columns)
+        return VerdictMatrix(
+            probabilities_MK=np.array(
+                [[np.nan if isinstance(answer, ModelCallError) else answer for answer in row] for row in answers],
+                dtype=np.float64,
+            ).reshape(len(criteria), len(responses)),
+            failures=tuple(failures.values()),
+            asked=asked,
+            cached=len(criteria) * len(responses) - asked,
+            usage=sum((column[2] for column in columns), Usage()),
+        )
+
+    async def _judge(
+        self, prompt: Prompt, response: str, criteria: Sequence[str]
+    ) -> tuple[dict[str, float | ModelCallError], int, Usage]:
+        """Answers by criterion for one response, how many were asked for this, and their cost."""
+        shared = verifier_prompt(prompt, response, max_response_chars=self.max_response_chars)
+        keys = {criterion: _key(shared, criterion) for criterion in criteria}
+        new = [c for c, key in keys.items() if key not in self._known and key not in self._asked]
+        waiting = {c: self._asked[key] for c, key in keys.items() if key in self._asked}
+        answers: dict[str, float | ModelCallError] = {c: self._recall(key) for c, key in keys.items() if key in self._known}
+        usage = Usage()
+        if new:
+            judgement = await self._ask(shared, new, [keys[criterion] for criterion in new])
+            answers.update(zip(new, judgement.probabilities, strict=True))
+            usage = judgement.usage
+        for criterion, future in waiting.items():
+            answers[criterion] = await asyncio.shield(future)
+        return answers, len(new), usage
+
+    async def _ask(self, shared: str, criteria: Sequence[str], keys: Sequence[bytes]) -> Judgement:
+        futures = [asyncio.get_running_loop().create_future() for _ in keys]
+        self._asked.update(zip(keys, futures, strict=True))
+        try:
+            judgement = await self.model.yes_probabilities(shared, [verifier_question(c) for c in criteria])
+            _check(judgement, len(criteria))
+        except ModelCallError as error:
+            judgement = Judgement((error,) * len(criteria))
+        except BaseException:
+            for future in futures:  # whoever waits for the same triple must not wait for ever
+                future.set_result(ModelCallError("the call that another one waited for was abandoned"))
+            raise
+        finally:
+            for key in keys:
+                self._asked.pop(key, None)
+        for key, future, answer in zip(keys, futures, judgement.probabilities, strict=True):
+            if not isinstance(answer, ModelCallError):
+                self._remember(key, answer)
+            future.set_result(answer)
+        return judgement
+
+    def _recall(self, key: bytes) -> float:
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def _remember(self, key: bytes, answer: float) -> None:
+        self._known[key] = answer
+        while len(self._known) > self.cache_size:
+            self._known.popitem(last=False)
+
+
+def _check(judgement: Judgement, count: int) -> None:
+    if len(judgement.probabilities) != count:
+        raise ModelCallError(f"asked {count} questions, got {len(judgement.probabilities)} answers")
+    for answer in judgement.probabilities:
+        if not isinstance(answer, ModelCallError) and not 0.0 <= answer <= 1.0:
+            raise ModelCallError(f"P(yes) must lie in [0, 1], got {answer!r}")
+
+
+def _key(shared: str, criterion: str) -> bytes:
+    return hashlib.sha256(f"{shared}\0{encodable(criterion)}".encode()).digest()
