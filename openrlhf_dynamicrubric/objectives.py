@@ -55,13 +55,42 @@ def anchor_ranking(scores_N: ArrayLike) -> float:
         >>> round(anchor_ranking([0.5, 0.5, 0.5, 0.5]), 4)
         -1.9639
     """
+    scores, better, worse = _anchor_pairs(scores_N)
+    return _weighted_log_sigmoid(scores[better] - scores[worse], better, worse)
+
+
+def anchor_accuracy(scores_N: ArrayLike) -> float:
+    """Share of anchor pairs that a rubric's scores put in their order; a tie counts one half.
+
+    accuracy = mean_{i<j} ([S_i > S_j] + [S_i = S_j] / 2)
+
+    Source: ours; `anchor_ranking` without weights and sigmoid, for people: 0.5 is chance, 1 is the anchors' own order.
+
+    Args:
+        scores_N: S_i, the score of the i-th best anchor, best first, shape (N >= 2,).
+
+    Returns:
+        In [0, 1].
+
+    Raises:
+        ValueError: fewer than two anchors, or a score outside [0, 1].
+
+    Example:
+        >>> anchor_accuracy([1.0, 0.5, 0.5])
+        0.8333333333333334
+    """
+    scores, better, worse = _anchor_pairs(scores_N)
+    gaps = scores[better] - scores[worse]
+    return float(((gaps > 0) + 0.5 * (gaps == 0)).mean())
+
+
+def _anchor_pairs(scores_N: ArrayLike) -> tuple[FloatArray, np.ndarray, np.ndarray]:
     scores = np.asarray(scores_N, dtype=np.float64)
     if scores.ndim != 1 or scores.size < 2:
         raise ValueError(f"anchor ranking needs the scores of at least 2 anchors, got shape {scores.shape}")
     if not ((scores >= 0) & (scores <= 1)).all():
         raise ValueError(f"anchor scores must lie in [0, 1], got {scores.tolist()}")
-    better, worse = np.triu_indices(scores.size, k=1)
-    return _weighted_log_sigmoid(scores[better] - scores[worse], better, worse)
+    return scores, *np.triu_indices(scores.size, k=1)
 
 
 def anchor_ranking_floor(n: int) -> float:
