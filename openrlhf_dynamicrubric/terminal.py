@@ -1,0 +1,199 @@
+"""What a run shows while it works: a bar with the times left, plain lines where there is no terminal, a table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openrlhf_dynamicrubric.metrics import PREFIX
+from openrlhf_dynamicrubric.phases import SAMPLE, TRAIN_GENERATOR, TRAIN_POLICY, Phase, read_json
+from openrlhf_dynamicrubric.records import read_records
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+    from rich.table import Table
+
+PLAIN_SECONDS = 15.0
+"""Longest silence where there is no terminal, in seconds."""
+
+
+class Watch:
+    """The progress of one phase on a console.
+
+    Args:
+        console: where to show it.
+        label: the phase, as `round 1/2 sample`.
+        later: kinds of the phases that follow.
+        spent: seconds that complete phases took, by kind.
+    """
+
+    def __init__(
+        self, console: Console, label: str, *, later: Sequence[str] = (), spent: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
+        self.console = console
+        self.label = label
+        self.later = later
+        self.spent = spent or {}
+        self.started = time.monotonic()
+        self.said = self.started
+        self._bar: tuple[Progress, TaskID] | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """A live bar on a terminal; elsewhere nothing, and `update` writes lines."""
+        if not self.console.is_terminal:
+            yield
+            return
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[times]}", markup=False, style="dim"),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            self._bar = (progress, progress.add_task(self.label, total=None, times="starting"))
+            yield
+        self._bar = None
+
+    def update(self, progress: Mapping[str, Any]) -> None:
+        """Shows what a phase's progress file says now."""
+        step, total = progress.get("step"), progress.get("total")
+        elapsed = time.monotonic() - self.started
+        left = seconds_left(progress, now=time.time())
+        whole = None if left is None else run_seconds_left(left, elapsed, self.later, self.spent)
+        counted = f"{step}/{total} {progress.get('unit', 'steps')}" if total else "starting"
+        times = f"{counted} · {clock(elapsed)} · phase {about(left)} left · run {about(whole)} left"
+        if self._bar:
+            bar, task = self._bar
+            bar.update(task, completed=step or 0, total=total, times=times)
+        elif time.monotonic() - self.said >= PLAIN_SECONDS:
+            self.said = time.monotonic()
+            self.console.print(f"  {self.label}: {times}", markup=False, highlight=False, soft_wrap=True)
+
+
+def seconds_left(progress: Mapping[str, Any], *, now: float) -> float | None:
+    """Seconds until a phase ends if its steps go on as they went; None before its first step.
+
+    Example:
+        >>> seconds_left({"step": 6, "first": 4, "total": 8, "started": 100.0}, now=110.0)
+        10.0
+    """
+    step, total, started = progress.get("step"), progress.get("total"), progress.get("started")
+    first = progress.get("first", 0)
+    if not total or started is None or step is None or step <= first:
+        return None
+    return max(0.0, (now - started) / (step - first) * (total - step))
+
+
+def run_seconds_left(left: float, elapsed: float, later: Sequence[str], spent: Mapping[str, Sequence[float]]) -> float:
+    """Seconds until a run ends: a phase of a kind that has run counts as its mean, any other as the mean of all.
+
+    Args:
+        left: of this phase.
+        elapsed: of this phase.
+        later: kinds of the phases that follow.
+        spent: seconds that complete phases took, by kind.
+
+    Example:
+        >>> run_seconds_left(5.0, 15.0, ["sample", "train-policy"], {"sample": [10.0]})
+        30.0
+    """
+    everything = [*(seconds for kind in spent.values() for seconds in kind), left + elapsed]
+    unknown = sum(everything) / len(everything)
+    return left + sum(sum(spent[kind]) / len(spent[kind]) if spent.get(kind) else unknown for kind in later)
+
+
+def clock(seconds: float) -> str:
+    """A time as minutes and seconds, with hours where there are any.
+
+    Example:
+        >>> clock(75), clock(3675)
+        ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def about(seconds: float | None) -> str:
+    """An estimate of time, or a question mark."""
+    return "?" if seconds is None else f"~{clock(seconds)}"
+
+
+def summary(phases: Iterable[Phase]) -> list[dict[str, str]]:
+    """One row a round of what its records say, in words for a table; a dash where they say nothing."""
+    rounds: dict[int, dict[str, Phase]] = {}
+    for phase in phases:
+        rounds.setdefault(phase.round, {})[phase.kind] = phase
+    rows = []
+    for number, kinds in rounds.items():
+        policy = _metric_rows(kinds.get(TRAIN_POLICY))
+        generator = _metric_rows(kinds.get(TRAIN_GENERATOR))
+        if not policy and not generator:
+            continue
+        seconds = [read_json(phase.folder / "done.json").get("seconds") for phase in kinds.values()]
+        rows.append(
+            {
+                "round": str(number),
+                "score gap": _first_last(policy, "score_gap"),
+                "zero variance": _mean(policy, "zero_variance_groups"),
+                "R_disc": _first_last(generator, "disc"),
+                "R_anchor": _first_last(generator, "anchor"),
+                "anchor accuracy": _first_last(generator, "anchor_accuracy"),
+                "invalid rubrics": f"{_mean(generator, 'invalid_rubrics')} / {_mean(policy, 'invalid_rubrics')}",
+                "unscorable": f"{_mean(generator, 'unscorable_groups')} / {_mean(policy, 'unscorable_groups')}",
+                "time": clock(sum(s for s in seconds if s)) if all(seconds) else "–",
+            }
+        )
+    return rows
+
+
+def summary_table(phases: Iterable[Phase]) -> Table:
+    """`summary` as a table for a console."""
+    from rich.table import Table
+
+    table = Table(title="What the rounds did", caption="a → b: first and last step; a / b: generator and policy training")
+    rows = summary(phases)
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
+def tail(log: Path, *, lines: int = 12) -> list[str]:
+    """The last lines of a log that are not blank."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 16_384))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()][-lines:]
+
+
+def _metric_rows(phase: Phase | None) -> list[Mapping[str, Any]]:
+    if phase is None or phase.kind == SAMPLE:
+        return []
+    return [row for row in read_records(phase.folder) if row.get("kind") == "metrics"]
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [row[PREFIX + name] for row in rows if isinstance(row.get(PREFIX + name), int | float)]
+
+
+def _first_last(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    values = _values(rows, name)
+    return f"{values[0]:.3f} → {values[-1]:.3f}" if values else "–"
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    values = _values(rows, name)
+    return f"{sum(values) / len(values):.2f}" if values else "–"
