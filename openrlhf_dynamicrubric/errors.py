@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 3, 4, 4, 4
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: one line, a long or deep one with its middle left out.
+
+    Example:
+        >>> shown([1, 2, 3, 4, 5, 6])
+        '[1, 2, 3, 4, ...]'
+    """
+    return _SHORT.repr(value)
+
 
 class DynamicRubricError(Exception):
     """Root of every error that this package raises on purpose."""
@@ -40,3 +56,7 @@ class UnscorableRunError(DynamicRubricError):
 
 class MissingDependencyError(DynamicRubricError, ImportError):
     """An optional package is not installed; the message gives the install command."""
+
+
+class RankError(DynamicRubricError):
+    """Work failed on one process of several; raised on all of them with the message of the one that failed."""

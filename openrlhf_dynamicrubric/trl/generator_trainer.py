@@ -1,0 +1,242 @@
+"""Trains the rubric generator with TRL's GRPOTrainer on response sets with ranked anchors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel
+from trl import GRPOConfig, GRPOTrainer
+
+from openrlhf_dynamicrubric.errors import ConfigError, UnscorableRunError
+from openrlhf_dynamicrubric.evaluator import EvaluatorConfig
+from openrlhf_dynamicrubric.generator import generator_prompt
+from openrlhf_dynamicrubric.llm.base import LanguageModel
+from openrlhf_dynamicrubric.llm.embedded import resolve_model
+from openrlhf_dynamicrubric.parsing import rubric_schema
+from openrlhf_dynamicrubric.records import RecordFile
+from openrlhf_dynamicrubric.trl.checks import check_enough_prompts, check_generator_args, read_response_rows
+from openrlhf_dynamicrubric.trl.groups import on_all_ranks, rank_and_size
+from openrlhf_dynamicrubric.trl.judges import check_judge, make_evaluator, run_judges
+from openrlhf_dynamicrubric.trl.rubric_rewards import (
+    SampledRubric,
+    judge_sampled,
+    read_sampled,
+    reward_columns,
+    rubric_metrics,
+    rubric_record,
+)
+from openrlhf_dynamicrubric.trl.sampling import constrain_vllm, constrained_generate
+from openrlhf_dynamicrubric.types import FloatArray, ResponseSet
+
+Rows = Dataset | Iterable[Mapping[str, Any] | ResponseSet]
+
+
+def discriminability(**_: Any) -> list[float]:
+    """Name of the first reward in TRL's logs; the trainer computes both rewards itself."""
+    raise NotImplementedError("RubricGeneratorTrainer computes its rewards in _calculate_rewards")
+
+
+def anchor_ranking(**_: Any) -> list[float]:
+    """Name of the second reward in TRL's logs."""
+    raise NotImplementedError("RubricGeneratorTrainer computes its rewards in _calculate_rewards")
+
+
+class RubricGeneratorTrainer(GRPOTrainer):
+    """GRPO on rubrics: G rubrics are sampled for each response set, and judged on its responses and anchors.
+
+    A_g = z_g(R_disc) + lambda z_g(R_anchor)
+
+    Source: DynamicRubric (arXiv:2607.20083), the generator's objective.
+    Ours: a text that is no valid rubric, or was cut off, earns R_disc = 0 and `objectives.anchor_ranking_floor`; a rubric that
+    could not be judged because calls failed earns nothing: it is left out of its group's baseline and has no advantage.
+
+    Overrides `_calculate_rewards` (rewards standardised per group over all ranks before they are summed, which no option of TRL
+    does) and `_generate_single_turn` (the JSON schema while sampling). Under the schema rubrics are sampled from the masked
+    distribution, while the loss uses the model's own probabilities, so that it learns to need the mask less.
+    An entropy bonus, which keeps rubrics from collapsing onto a few items, is TRL's `entropy_coef`.
+
+    Args:
+        model: the generator to train: a folder, a hub name, `embedded`, or a loaded model.
+        args: TRL's options; num_generations is G. `scale_rewards` becomes "none".
+        train_dataset: rows with `prompt`, `responses` (2 or more), `anchors` (2 or more, best first) and, if wanted, `id`.
+        eval_dataset: likewise.
+        config: evaluator options; the generator named there is not used, `model` is trained.
+        verifier: DR-Verifier, in place of the one that `config` names.
+        anchor_weight: lambda, at least 0. Paper: 1.
+        use_discriminability: False is the ablation without R_disc.
+        std_floor: smallest standard deviation that rewards are divided by, see `objectives.standardise`.
+        records: folder that gets rubrics.jsonl; None writes nothing.
+        max_unscorable_steps: steps in a row in which calls failed for every rubric, after which training stops; 0: never.
+        **trainer_options: processing_class, callbacks, optimizers, peft_config, quantization_config of GRPOTrainer.
+
+    Raises:
+        ConfigError: options that cannot work together.
+        DataError: a row is not as it must be, or there are too few for one step.
+        ModelLoadError: the verifier cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        *,
+        args: GRPOConfig,
+        train_dataset: Rows,
+        eval_dataset: Rows | None = None,
+        config: EvaluatorConfig | None = None,
+        verifier: LanguageModel | None = None,
+        anchor_weight: float = 1.0,
+        use_discriminability: bool = True,
+        std_floor: float = 0.0,
+        records: str | Path | None = None,
+        max_unscorable_steps: int = 5,
+        **trainer_options: Any,
+    ) -> None:
+        self.config = config = config or EvaluatorConfig()
+        _check_weights(anchor_weight, use_discriminability, std_floor, trainer_options)
+        check_generator_args(args, config)
+        self._schema = rubric_schema(max_items=config.max_items, max_criterion_chars=config.max_criterion_chars)
+        if config.constrained_rubrics and args.use_vllm:
+            constrain_vllm(args, self._schema)
+        self.anchor_weight, self.use_discriminability, self.std_floor = anchor_weight, use_discriminability, std_floor
+        self.max_unscorable_steps, self._unscorable_steps = max_unscorable_steps, 0
+        self.records = RecordFile(Path(records) / "rubrics.jsonl") if records is not None else None
+        self.response_sets: list[ResponseSet] = []
+        sets = read_response_rows(train_dataset, "the training dataset")
+        check_enough_prompts(len(sets), args)
+        eval_sets = None if eval_dataset is None else read_response_rows(eval_dataset, "the evaluation dataset")
+        verifier = verifier and check_judge(verifier, "verifier")
+        self.evaluator = make_evaluator(config, verifier=verifier, with_generator=False)
+        super().__init__(
+            model=resolve_model(str(model)) if isinstance(model, str | Path) else model,
+            reward_funcs=[discriminability, anchor_ranking],
+            args=args,
+            train_dataset=self._chats(sets),
+            eval_dataset=None if eval_sets is None else self._chats(eval_sets),
+            **trainer_options,
+        )
+        self._processor: Any = None
+
+    def _chats(self, sets: Sequence[ResponseSet]) -> Dataset:
+        """A dataset of the chats that ask for rubrics; `row` finds the response set of each."""
+        first = len(self.response_sets)
+        prepared = [self.evaluator.prepare(one) for one in sets]
+        self.response_sets.extend(prepared)
+        return Dataset.from_list([{"prompt": self._chat(one), "row": first + n} for n, one in enumerate(prepared)])
+
+    def _chat(self, response_set: ResponseSet) -> list[dict[str, str]]:
+        prompt = generator_prompt(
+            response_set,
+            max_items=self.config.max_items,
+            max_response_chars=self.config.max_response_chars,
+            seed=self.config.judge_seed,
+            source=self.config.rubric_source,
+        )
+        return [dict(turn) for turn in prompt.messages]
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        with self._constraint():
+            return super()._generate_single_turn(*args, **kwargs)
+
+    def _constraint(self) -> Any:
+        if not self.config.constrained_rubrics or self.use_vllm:
+            return nullcontext()
+        if self._processor is None:
+            from openrlhf_dynamicrubric.llm.constrained import JsonSchemaProcessor
+
+            self._processor = JsonSchemaProcessor(self._tokenizer, self._schema, self.eos_token_ids)
+        return constrained_generate(self.accelerator.unwrap_model(self.model_wrapped), self._processor)
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
+        """Both terms of the advantage for every rubric of all ranks, shape (rubrics, 2)."""
+        started = time.monotonic()
+        mode = "train" if self.model.training else "eval"
+        size = self.num_generations if mode == "train" else self.num_generations_eval
+        by_rank = on_all_ranks(lambda: self._judge(inputs, completion_ids_list))
+        sampled = [one for part in by_rank for one in part]
+        disc = np.array([one.disc for one in sampled])
+        anchor = np.array([one.anchor for one in sampled])
+        columns = reward_columns(
+            disc,
+            anchor,
+            size=size,
+            anchor_weight=self.anchor_weight,
+            use_discriminability=self.use_discriminability,
+            std_floor=self.std_floor,
+        )
+        local = by_rank[rank_and_size()[0]]
+        seconds = time.monotonic() - started
+        on_all_ranks(lambda: self._report(sampled, local, columns.sum(axis=1), size, mode, seconds=seconds))
+        self._stop_if_hopeless(sampled)
+        return torch.tensor(columns, dtype=torch.float32, device=self.accelerator.device)
+
+    def _judge(self, inputs: list[dict[str, Any]], completion_ids_list: list[list[int]]) -> list[SampledRubric]:
+        sampled = [
+            read_sampled(
+                self.response_sets[row["row"]],
+                self._tokenizer.decode(ids, skip_special_tokens=True),
+                tokens=len(ids),
+                ended=ids[-1] in self.eos_token_ids,
+                max_items=self.config.max_items,
+            )
+            for row, ids in zip(inputs, completion_ids_list, strict=True)
+        ]
+        return run_judges(judge_sampled(sampled, self.evaluator.verifier, verdict_threshold=self.config.verdict_threshold))
+
+    def _report(
+        self,
+        sampled: Sequence[SampledRubric],
+        local: Sequence[SampledRubric],
+        advantages: FloatArray,
+        size: int,
+        mode: str,
+        *,
+        seconds: float,
+    ) -> None:
+        self._log_completion_extra("disc", [one.disc for one in local])
+        self._log_completion_extra("anchor", [one.anchor for one in local])
+        self._log_completion_extra("invalid", [one.invalid or one.outage for one in local])
+        if rank_and_size()[0] != 0:
+            return
+        for name, value in rubric_metrics(sampled, size=size, seconds=seconds).items():
+            self._log_metric(name, value)
+        if self.records is not None:
+            rows = [
+                rubric_record(one, member=index % size, advantage=float(advantages[index]), mode=mode)
+                for index, one in enumerate(sampled)
+            ]
+            self.records.append(rows, step=self.state.global_step)
+
+    def _stop_if_hopeless(self, sampled: Sequence[SampledRubric]) -> None:
+        if not all(one.outage for one in sampled):
+            self._unscorable_steps = 0
+            return
+        self._unscorable_steps += 1
+        if self._unscorable_steps == self.max_unscorable_steps:
+            raise UnscorableRunError(
+                f"no rubric could be judged in {self._unscorable_steps} steps in a row; the last reason: {sampled[-1].outage} "
+                "(max_unscorable_steps sets how many are borne, 0 any number)"
+            )
+
+
+def _check_weights(
+    anchor_weight: float, use_discriminability: bool, std_floor: float, trainer_options: Mapping[str, Any]
+) -> None:
+    known = {"processing_class", "callbacks", "optimizers", "peft_config", "quantization_config"}
+    unknown = sorted(set(trainer_options) - known)
+    if unknown:
+        raise ConfigError(f"RubricGeneratorTrainer takes no {unknown[0]}; besides its own it takes {', '.join(sorted(known))}")
+    if not anchor_weight >= 0:
+        raise ConfigError(f"anchor_weight must be at least 0, got {anchor_weight}")
+    if not std_floor >= 0:
+        raise ConfigError(f"std_floor must be at least 0, got {std_floor}")
+    if anchor_weight == 0 and not use_discriminability:
+        raise ConfigError("anchor_weight 0 without discriminability leaves nothing to train for; give one of the two")
