@@ -22,10 +22,6 @@ def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-def _block(kind: type, help: str) -> Any:
-    return field(default_factory=kind, metadata={"help": help})
-
-
 @dataclass(frozen=True)
 class ModelsConfig:
     """The models that round 1 begins with: a folder, a hub name, or `embedded` (SmolLM2-135M)."""
@@ -87,12 +83,18 @@ class RunConfig:
         None, "Train the generator in the first N rounds only: the ablation with a stale generator; null trains it in all."
     )
     keep_checkpoints: bool = _option(False, "Keep the checkpoints of a complete phase; they hold the optimiser's state.")
-    models: ModelsConfig = _block(ModelsConfig, "The models that round 1 begins with.")
-    judge: EvaluatorConfig = _block(EvaluatorConfig, "Rubric writing and judging, in both training phases.")
-    sample: SampleConfig = _block(SampleConfig, "How the policy answers the anchor prompts.")
-    generator: dict[str, Any] = _block(dict, "Options of generator training. Paper: lr 5e-6, KL 0.01, batch 256.")
-    policy: dict[str, Any] = _block(dict, "Options of policy training. Paper: lr 1e-6, KL 0.01, batch 256, K 8.")
-    launch: LaunchConfig = _block(LaunchConfig, "How the phases are started.")
+    models: ModelsConfig = field(default_factory=ModelsConfig, metadata={"help": "The models that round 1 begins with."})
+    judge: EvaluatorConfig = field(
+        default_factory=EvaluatorConfig, metadata={"help": "Rubric writing and judging, in both training phases."}
+    )
+    sample: SampleConfig = field(default_factory=SampleConfig, metadata={"help": "How the policy answers the anchor prompts."})
+    generator: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "Options of generator training. Paper: lr 5e-6, KL 0.01, batch 256."}
+    )
+    policy: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "Options of policy training. Paper: lr 1e-6, KL 0.01, batch 256, K 8."}
+    )
+    launch: LaunchConfig = field(default_factory=LaunchConfig, metadata={"help": "How the phases are started."})
 
     def __post_init__(self) -> None:
         if not self.output_dir:
