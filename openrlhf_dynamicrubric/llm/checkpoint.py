@@ -1,0 +1,149 @@
+"""Causal language models from folders and hubs, loaded whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openrlhf_dynamicrubric.errors import MissingDependencyError, ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SHOWN = 3
+
+
+def load_causal_lm(path: str | Path, *, dtype: str = "auto", device: str | torch.device | None = None) -> PreTrainedModel:
+    """A causal language model with every weight of its checkpoint, in eval mode.
+
+    Args:
+        path: a folder, or a name on a hub.
+        dtype: "auto" (that of the checkpoint), "float32", "bfloat16" or "float16".
+        device: where to put it; None leaves it on the CPU.
+
+    Returns:
+        The model.
+
+    Raises:
+        ModelLoadError: no such model, files missing or damaged, weights missing, left over or of another shape, not a
+            causal language model.
+    """
+    model = _load(path, dtype=dtype, device_map=None)
+    return model.to(device).eval() if device is not None else model.eval()  # type: ignore[arg-type]
+
+
+def check_checkpoint(path: str | Path) -> None:
+    """Passes where `load_causal_lm` and `load_tokenizer` would, without memory or time for the weights.
+
+    Args:
+        path: a folder, or a name on a hub.
+
+    Raises:
+        ModelLoadError: as `load_causal_lm`.
+    """
+    _load(path, dtype="auto", device_map="meta")
+    load_tokenizer(path)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model, padding on the left, with a pad token.
+
+    Args:
+        path: a folder, or a name on a hub.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ModelLoadError: there is none.
+    """
+    AutoTokenizer = _transformers().AutoTokenizer
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(str(path), padding_side="left")
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(f"{path} has no tokenizer that can be read: {_first_line(error)}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        raise ModelLoadError(f"the tokenizer of {path} has neither a pad token nor an end token; set one and save it again")
+    return tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and notices that transformers writes while it loads and saves."""
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _load(path: str | Path, *, dtype: str, device_map: str | None) -> PreTrainedModel:
+    AutoModelForCausalLM = _transformers().AutoModelForCausalLM
+    from safetensors import SafetensorError
+
+    _check_folder(Path(path))
+    try:
+        with quiet():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=dtype, device_map=device_map, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(f"{path} cannot be loaded as a causal language model: {_first_line(error)}") from error
+    _check_weights(path, info)
+    return model
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        if path.is_absolute() or str(path).startswith((".", "~")):
+            raise ModelLoadError(f"there is no folder {path}")
+        return  # a name on a hub
+    if (path / "config.json").is_file():
+        return
+    if (path / "adapter_config.json").is_file():
+        raise ModelLoadError(f"{path} holds an adapter without its model; merge the two and name the merged folder")
+    raise ModelLoadError(f"{path} is not a model: it has no config.json")
+
+
+def _check_weights(path: str | Path, info: Mapping[str, Any]) -> None:
+    for key, meaning in (
+        ("mismatched_keys", "weights have another shape than config.json says"),
+        ("missing_keys", "weights are missing"),
+        ("unexpected_keys", "weights do not belong to this architecture"),
+    ):
+        names = sorted(str(entry if isinstance(entry, str) else entry[0]) for entry in info[key])
+        if names:
+            shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+            raise ModelLoadError(f"{path}: {len(names)} {meaning}: {shown}")
+    if info["error_msgs"]:
+        raise ModelLoadError(f"{path} cannot be loaded: {info['error_msgs'][0]}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _transformers() -> Any:
+    """The transformers package, told apart from a package that is not there."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"judges in this process need {error.name}: pip install 'openrlhf_dynamicrubric[trl]'"
+        ) from error
+    return transformers
