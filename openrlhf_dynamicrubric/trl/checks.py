@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from openrlhf_dynamicrubric.anchors import check_prompt, check_texts
-from openrlhf_dynamicrubric.errors import ConfigError, DataError
+from openrlhf_dynamicrubric.errors import ConfigError, DataError, shown
 from openrlhf_dynamicrubric.evaluator import EvaluatorConfig
 from openrlhf_dynamicrubric.types import ResponseSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
 COLUMNS = ("prompt", "responses", "anchors")
 
@@ -28,7 +26,7 @@ def check_enough_prompts(dataset_length: int, args: GRPOConfig) -> None:
     Raises:
         DataError: it does not; the message gives the numbers and what to change.
     """
-    batch, group = args.generation_batch_size or 0, args.num_generations
+    batch, group = args.generation_batch_size or 0, args.num_generations or 1
     needed = batch // group
     if dataset_length < needed:
         raise DataError(
@@ -70,11 +68,12 @@ def check_generator_args(args: GRPOConfig, config: EvaluatorConfig) -> None:
         )
 
 
-def read_response_rows(rows: Iterable[Mapping[str, Any] | ResponseSet], name: str) -> list[ResponseSet]:
+def read_response_rows(rows: Iterable[Any], name: str) -> list[ResponseSet]:
     """The rows of a dataset as response sets with anchors.
 
     Args:
-        rows: objects with `prompt`, `responses` (1 or more, 2 to discriminate), `anchors` (best first, at least 2) and `id`.
+        rows: response sets, or objects with `prompt`, `responses` (2 or more texts), `anchors` (2 or more, best first) and,
+            if wanted, `id`.
         name: what an error message calls the dataset.
 
     Returns:
@@ -83,16 +82,17 @@ def read_response_rows(rows: Iterable[Mapping[str, Any] | ResponseSet], name: st
     Raises:
         DataError: a row is not of this form; the message says which and why.
     """
-    sets = [row if isinstance(row, ResponseSet) else _response_set(row, f"{name}, row {n}") for n, row in enumerate(rows)]
-    for number, one in enumerate(sets):
-        _check_texts(one.responses, "responses", f"{name}, row {number}")
-        _check_texts(one.anchors, "anchors", f"{name}, row {number}")
+    sets = [_response_set(row, number, f"{name}, row {number}") for number, row in enumerate(rows)]
     if not sets:
         raise DataError(f"{name} has no rows")
-    return [one if one.id else ResponseSet(one.prompt, one.responses, one.anchors, str(n)) for n, one in enumerate(sets)]
+    return sets
 
 
-def _response_set(row: Mapping[str, Any], where: str) -> ResponseSet:
+def _response_set(row: Any, number: int, where: str) -> ResponseSet:
+    if isinstance(row, ResponseSet):
+        row = {"prompt": row.prompt, "responses": list(row.responses), "anchors": list(row.anchors), "id": row.id or None}
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where} must be an object with {', '.join(COLUMNS)}, got {shown(row)}")
     missing = [column for column in COLUMNS if row.get(column) is None]
     if missing:
         raise DataError(f"{where} has no {missing[0]}; a row needs {', '.join(COLUMNS)}, and may have an id")
@@ -100,8 +100,5 @@ def _response_set(row: Mapping[str, Any], where: str) -> ResponseSet:
     for column in ("responses", "anchors"):
         check_texts(row[column], column, where, minimum=2)
     row_id = row.get("id")
-    return ResponseSet(row["prompt"], tuple(row["responses"]), tuple(row["anchors"]), "" if row_id is None else str(row_id))
-
-
-def _check_texts(texts: Sequence[str], name: str, where: str) -> None:
-    check_texts(list(texts), name, where, minimum=2)
+    name = str(number if row_id is None else row_id)
+    return ResponseSet(row["prompt"], tuple(row["responses"]), tuple(row["anchors"]), name)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
-from openrlhf_dynamicrubric.errors import ConfigError, UnscorableRunError
+from openrlhf_dynamicrubric.errors import ConfigError, DataError, UnscorableRunError
 from openrlhf_dynamicrubric.evaluator import EvaluatorConfig
 from openrlhf_dynamicrubric.generator import generator_prompt
 from openrlhf_dynamicrubric.llm.base import LanguageModel
 from openrlhf_dynamicrubric.llm.embedded import resolve_model
+from openrlhf_dynamicrubric.llm.transformers_chat import ChatEncoder
 from openrlhf_dynamicrubric.parsing import rubric_schema
 from openrlhf_dynamicrubric.records import RecordFile
+from openrlhf_dynamicrubric.text import encodable, neutralise
 from openrlhf_dynamicrubric.trl.checks import check_enough_prompts, check_generator_args, read_response_rows
+from openrlhf_dynamicrubric.trl.contract import check_trl
 from openrlhf_dynamicrubric.trl.groups import on_all_ranks, rank_and_size
 from openrlhf_dynamicrubric.trl.judges import check_judge, make_evaluator, run_judges
 from openrlhf_dynamicrubric.trl.rubric_rewards import (
@@ -35,15 +40,18 @@ from openrlhf_dynamicrubric.trl.rubric_rewards import (
 from openrlhf_dynamicrubric.trl.sampling import constrain_vllm, constrained_generate
 from openrlhf_dynamicrubric.types import FloatArray, ResponseSet
 
+_LONGEST = 32
+"""Prompts that are measured before training: those of most bytes."""
+
 Rows = Dataset | Iterable[Mapping[str, Any] | ResponseSet]
 
 
-def discriminability(**_: Any) -> list[float]:
+def discriminability(**_: Any) -> list[float | None]:
     """Name of the first reward in TRL's logs; the trainer computes both rewards itself."""
     raise NotImplementedError("RubricGeneratorTrainer computes its rewards in _calculate_rewards")
 
 
-def anchor_ranking(**_: Any) -> list[float]:
+def anchor_ranking(**_: Any) -> list[float | None]:
     """Name of the second reward in TRL's logs."""
     raise NotImplementedError("RubricGeneratorTrainer computes its rewards in _calculate_rewards")
 
@@ -79,7 +87,9 @@ class RubricGeneratorTrainer(GRPOTrainer):
     Raises:
         ConfigError: options that cannot work together.
         DataError: a row is not as it must be, or there are too few for one step.
-        ModelLoadError: the verifier cannot be loaded.
+        ModelLoadError: the verifier cannot be loaded, or the generator has no chat template.
+        MissingDependencyError: another version of TRL than this was made for.
+        UnscorableRunError: (while training) see `max_unscorable_steps`.
     """
 
     def __init__(
@@ -98,8 +108,9 @@ class RubricGeneratorTrainer(GRPOTrainer):
         max_unscorable_steps: int = 5,
         **trainer_options: Any,
     ) -> None:
+        check_trl()
         self.config = config = config or EvaluatorConfig()
-        _check_weights(anchor_weight, use_discriminability, std_floor, trainer_options)
+        _check_options(anchor_weight, use_discriminability, std_floor, trainer_options)
         check_generator_args(args, config)
         self._schema = rubric_schema(max_items=config.max_items, max_criterion_chars=config.max_criterion_chars)
         if config.constrained_rubrics and args.use_vllm:
@@ -107,28 +118,28 @@ class RubricGeneratorTrainer(GRPOTrainer):
         self.anchor_weight, self.use_discriminability, self.std_floor = anchor_weight, use_discriminability, std_floor
         self.max_unscorable_steps, self._unscorable_steps = max_unscorable_steps, 0
         self.records = RecordFile(Path(records) / "rubrics.jsonl") if records is not None else None
-        self.response_sets: list[ResponseSet] = []
         sets = read_response_rows(train_dataset, "the training dataset")
         check_enough_prompts(len(sets), args)
-        eval_sets = None if eval_dataset is None else read_response_rows(eval_dataset, "the evaluation dataset")
-        verifier = verifier and check_judge(verifier, "verifier")
-        self.evaluator = make_evaluator(config, verifier=verifier, with_generator=False)
+        eval_sets = [] if eval_dataset is None else read_response_rows(eval_dataset, "the evaluation dataset")
+        on_all_ranks(lambda: self._load_verifier(verifier))
+        self.response_sets = [self.evaluator.prepare(one) for one in sets + eval_sets]
+        chats = Dataset.from_list([{"prompt": self._chat(one), "row": n} for n, one in enumerate(self.response_sets)])
         super().__init__(
             model=resolve_model(str(model)) if isinstance(model, str | Path) else model,
             reward_funcs=[discriminability, anchor_ranking],
             args=args,
-            train_dataset=self._chats(sets),
-            eval_dataset=None if eval_sets is None else self._chats(eval_sets),
+            train_dataset=chats.select(range(len(sets))),
+            eval_dataset=chats.select(range(len(sets), len(chats))) if eval_sets else None,
             **trainer_options,
         )
+        self._encoder = ChatEncoder(self._tokenizer, name="the generator")
+        self._encoder.check_chat_template()
         self._processor: Any = None
+        self._check_lengths(chats["prompt"][:])
 
-    def _chats(self, sets: Sequence[ResponseSet]) -> Dataset:
-        """A dataset of the chats that ask for rubrics; `row` finds the response set of each."""
-        first = len(self.response_sets)
-        prepared = [self.evaluator.prepare(one) for one in sets]
-        self.response_sets.extend(prepared)
-        return Dataset.from_list([{"prompt": self._chat(one), "row": first + n} for n, one in enumerate(prepared)])
+    def _load_verifier(self, verifier: LanguageModel | None) -> None:
+        verifier = verifier and check_judge(verifier, "verifier")
+        self.evaluator = make_evaluator(self.config, verifier=verifier, with_generator=False)
 
     def _chat(self, response_set: ResponseSet) -> list[dict[str, str]]:
         prompt = generator_prompt(
@@ -139,6 +150,29 @@ class RubricGeneratorTrainer(GRPOTrainer):
             source=self.config.rubric_source,
         )
         return [dict(turn) for turn in prompt.messages]
+
+    def _check_lengths(self, chats: Sequence[list[dict[str, str]]]) -> None:
+        """The longest prompts leave room for a completion in what the model can read."""
+        limit = getattr(self.accelerator.unwrap_model(self.model).config, "max_position_embeddings", None)
+        if limit is None:
+            return
+        longest = heapq.nlargest(_LONGEST, range(len(chats)), key=lambda row: len(chats[row][0]["content"].encode()))
+        token_ids, _, _ = self._tokenize_prompts([chats[row] for row in longest])
+        for row, ids in zip(longest, token_ids, strict=True):
+            if len(ids) + (self.max_completion_length or 0) > limit:
+                raise DataError(
+                    f"the generator's prompt for response set {self.response_sets[row].id!r} has {len(ids)} tokens, which with "
+                    f"max_completion_length {self.max_completion_length} is more than the {limit} that the model can read; "
+                    f"lower max_response_chars ({self.config.max_response_chars}) or max_completion_length"
+                )
+
+    def _tokenize_prompts(self, prompts: list[list[dict[str, str]]]) -> Any:
+        # As the judges' backend does it: a control token inside a response is text, in training as in policy scoring.
+        chats = [
+            [{**turn, "content": neutralise(encodable(turn["content"]), self._encoder.special_tokens)} for turn in chat]
+            for chat in prompts
+        ]
+        return super()._tokenize_prompts(chats)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         with self._constraint():
@@ -158,8 +192,8 @@ class RubricGeneratorTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         """Both terms of the advantage for every rubric of all ranks, shape (rubrics, 2)."""
         started = time.monotonic()
-        mode = "train" if self.model.training else "eval"
-        size = self.num_generations if mode == "train" else self.num_generations_eval
+        mode = "train" if cast(PreTrainedModel, self.model).training else "eval"
+        size = cast(int, self.num_generations if mode == "train" else self.num_generations_eval)
         by_rank = on_all_ranks(lambda: self._judge(inputs, completion_ids_list))
         sampled = [one for part in by_rank for one in part]
         disc = np.array([one.disc for one in sampled])
@@ -182,7 +216,7 @@ class RubricGeneratorTrainer(GRPOTrainer):
         sampled = [
             read_sampled(
                 self.response_sets[row["row"]],
-                self._tokenizer.decode(ids, skip_special_tokens=True),
+                str(self._tokenizer.decode(ids, skip_special_tokens=True)),
                 tokens=len(ids),
                 ended=ids[-1] in self.eos_token_ids,
                 max_items=self.config.max_items,
@@ -227,7 +261,7 @@ class RubricGeneratorTrainer(GRPOTrainer):
             )
 
 
-def _check_weights(
+def _check_options(
     anchor_weight: float, use_discriminability: bool, std_floor: float, trainer_options: Mapping[str, Any]
 ) -> None:
     known = {"processing_class", "callbacks", "optimizers", "peft_config", "quantization_config"}

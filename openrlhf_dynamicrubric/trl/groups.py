@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
-from openrlhf_dynamicrubric.errors import DataError, RankError
+from openrlhf_dynamicrubric.errors import DataError, RankError, shown
 from openrlhf_dynamicrubric.types import Prompt, ResponseSet
 
 T = TypeVar("T")
@@ -121,11 +121,6 @@ def cut_groups(rows: Sequence[Row], size: int) -> list[ResponseSet]:
                 first = number * size
                 raise DataError(
                     f"completions {first} and {first + offset} (from 0, over all ranks) should belong to one group of {size}, "
-                    f"but their prompts differ: {_show(group[0].prompt)} and {_show(row.prompt)}"
+                    f"but their prompts differ: {shown(group[0].prompt)} and {shown(row.prompt)}"
                 )
     return [ResponseSet(group[0].prompt, tuple(row.response for row in group), id=group[0].id) for group in groups]
-
-
-def _show(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."

@@ -65,8 +65,8 @@ def content_text(turn: Mapping[str, Any], where: str) -> str:
         DataError: a part that is not text.
 
     Example:
-        >>> content_text({"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]}, "it")
-        'Hi there'
+        >>> content_text({"role": "user", "content": [{"type": "text", "text": "Hello"}]}, "prompt 0")
+        'Hello'
     """
     content = turn.get("content")
     if content is None:

@@ -82,12 +82,8 @@ class DynamicRubricReward:
         max_unscorable_steps: int = 5,
         **options: Any,
     ) -> None:
-        self._judges: dict[str, LanguageModel] = {}
-        for role, judge in (("generator", generator), ("verifier", verifier)):
-            if isinstance(judge, str | Path):
-                options[role] = str(judge)
-            elif judge is not None:
-                self._judges[role] = check_judge(judge, role)
+        self._generator = _judge("generator", generator, options)
+        self._verifier = _judge("verifier", verifier, options)
         self.config = with_options(config or EvaluatorConfig(), options)
         if num_generations is not None and num_generations < 1:
             raise ConfigError(f"num_generations must be at least 1, got {num_generations}")
@@ -155,7 +151,7 @@ class DynamicRubricReward:
         if not groups:
             return []
         if self._evaluator is None:
-            self._evaluator = make_evaluator(self.config, **self._judges)
+            self._evaluator = make_evaluator(self.config, generator=self._generator, verifier=self._verifier)
         return run_judges(self._evaluator.evaluate_many(groups))
 
     def _report(
@@ -211,16 +207,30 @@ def with_options(config: EvaluatorConfig, options: dict[str, Any]) -> EvaluatorC
     return replace(config, **options)
 
 
+def _judge(role: str, judge: str | Path | LanguageModel | None, options: dict[str, Any]) -> LanguageModel | None:
+    """The judge if it is one; a name goes to the options."""
+    if isinstance(judge, str | Path):
+        options[role] = str(judge)
+        return None
+    return None if judge is None else check_judge(judge, role)
+
+
 def _trainer_view(kwargs: dict[str, Any]) -> TrainerView:
     state = kwargs.get("trainer_state")
     step = int(state.global_step) if state is not None else 0
     # TRL passes neither K nor the mode, but log_metric is a method of the trainer, which knows both.
-    trainer = getattr(kwargs.get("log_metric"), "__self__", None)
+    trainer: Any = getattr(kwargs.get("log_metric"), "__self__", None)
     if getattr(trainer, "num_generations", None) is None:
         return TrainerView(None, None, step)
+    train, evaluation = trainer.num_generations, trainer.num_generations_eval
+    if train != evaluation and trainer.args.use_transformers_continuous_batching:
+        # It leaves the model in training mode when it has sampled for an evaluation, so that the mode tells nothing.
+        raise ConfigError(
+            f"use_transformers_continuous_batching needs num_generations_eval ({evaluation}) to equal num_generations ({train})"
+        )
     if trainer.model.training:
-        return TrainerView(trainer.num_generations, "train", step)
-    return TrainerView(trainer.num_generations_eval, "eval", step)
+        return TrainerView(train, "train", step)
+    return TrainerView(evaluation, "eval", step)
 
 
 def _score(outcome: Evaluation | Unscorable, member: int) -> float | None:

@@ -133,9 +133,9 @@ def _with_verdicts(
 ) -> SampledRubric:
     probabilities_MR = np.stack([row_of[criterion] for criterion in rubric.criteria])
     missing_MR = np.isnan(probabilities_MR)
-    whole_M = ~missing_MR.any(axis=1)
+    whole_M = (missing_MR.sum(axis=1) == 0).tolist()
     failed = int(missing_MR.sum())
-    if not whole_M.any():
+    if not any(whole_M):
         return replace(one, outage=f"no item has all its verdicts; {reason}", failed_verdicts=failed)
     kept = probabilities_MR[whole_M]
     return replace(

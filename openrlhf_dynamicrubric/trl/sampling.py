@@ -10,7 +10,7 @@ from openrlhf_dynamicrubric.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessor, PreTrainedModel
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
 
 @contextmanager
@@ -21,16 +21,16 @@ def constrained_generate(model: PreTrainedModel, processor: LogitsProcessor) -> 
     """
     from transformers import LogitsProcessorList
 
-    plain = model.generate
+    plain: Any = model.generate
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs, logits_processor=LogitsProcessorList([processor]))
 
-    model.generate = generate  # on the instance: the class keeps its method
+    vars(model)["generate"] = generate  # on the instance: the class keeps its method
     try:
         yield
     finally:
-        del model.generate
+        del vars(model)["generate"]
 
 
 def constrain_vllm(args: GRPOConfig, schema: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ def constrain_vllm(args: GRPOConfig, schema: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the options ask for another structure already.
     """
-    options = dict(args.generation_kwargs or {})
+    options: dict[str, Any] = {**(args.generation_kwargs or {})}  # pyright: ignore[reportGeneralTypeIssues] - a dict once parsed
     if args.vllm_structured_outputs_regex is not None or options.get("structured_outputs") is not None:
         raise ConfigError(
             "the options give vLLM a structure of their own; leave it out, or set constrained_rubrics to false to use it"
