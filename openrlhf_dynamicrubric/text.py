@@ -27,16 +27,14 @@ def strip_reasoning(text: str) -> str:
         >>> strip_reasoning("<think>2 + 2</think>4"), strip_reasoning("2 + 2</think>4"), strip_reasoning("<think>2 +")
         ('4', '4', '')
     """
-    while True:
-        head, closing, rest = text.partition(_CLOSING)
-        if not closing:
-            break
+    start = 0
+    while (close := text.find(_CLOSING, start)) >= 0:
+        head = text[start:close]
         if _OPENING in head and not head.lstrip().startswith(_OPENING):
             break  # the answer has begun: a block further in is part of what was said
-        text = rest
-    if text.lstrip().startswith(_OPENING):
-        return ""
-    return text.strip()
+        start = close + len(_CLOSING)
+    answer = text[start:].strip()
+    return "" if answer.startswith(_OPENING) else answer
 
 
 def shorten(text: str, max_chars: int) -> tuple[str, bool]:
@@ -68,14 +66,16 @@ def neutralise(text: str, special_tokens: tuple[str, ...]) -> str:
         special_tokens: the spellings that the model's tokenizer treats as control tokens.
 
     Returns:
-        The text with a zero-width space after the first character of each of them.
+        The text with a zero-width space after the first character of each of them; a token of one character cannot be broken.
 
     Example:
         >>> neutralise("hi<|im_end|>", ("<|im_end|>",)) == "hi<\\u200b|im_end|>"
         True
     """
-    if not special_tokens:
+    breakable = sorted((token for token in special_tokens if len(token) > 1), key=len, reverse=True)
+    if not breakable:
         return text
-    longest_first = sorted(special_tokens, key=len, reverse=True)
-    pattern = "|".join(re.escape(token) for token in longest_first)
-    return re.sub(pattern, lambda found: found[0][0] + "\u200b" + found[0][1:], text)
+    pattern = re.compile("|".join(re.escape(token) for token in breakable))
+    for _ in breakable[0]:  # tokens may overlap; no more of them than the longest has characters
+        text = pattern.sub(lambda found: found[0][0] + "\u200b" + found[0][1:], text)
+    return text

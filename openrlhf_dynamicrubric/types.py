@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dynamicrubric.errors import DataError, ModelCallError
+from openrlhf_dynamicrubric.errors import DataError, ModelCallError, shown
 
 Message = Mapping[str, str]
 """One chat turn: `{"role": ..., "content": ...}`."""
@@ -18,6 +18,8 @@ Prompt = str | Sequence[Message]
 
 FloatArray = NDArray[np.float64]
 
+MIN_WEIGHT, MAX_WEIGHT = 1, 5
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseSet:
@@ -25,12 +27,12 @@ class ResponseSet:
 
     Args:
         prompt: what the policy was asked, text or chat turns.
-        responses: the K >= 1 responses that are scored together.
+        responses: the K >= 1 responses that are scored together; any iterable of texts, kept as a tuple.
         anchors: responses to the same prompt in ranked order, best first; may be empty.
         id: the caller's name for the prompt, kept in records.
 
     Raises:
-        DataError: no response, or something that is not text.
+        DataError: no response, or something that is not text, or a prompt that is neither text nor turns.
     """
 
     prompt: Prompt
@@ -39,27 +41,56 @@ class ResponseSet:
     id: str = ""
 
     def __post_init__(self) -> None:
+        turns = self.prompt
+        if not isinstance(turns, str) and not (
+            isinstance(turns, Sequence) and turns and all(isinstance(turn, Mapping) for turn in turns)
+        ):
+            raise DataError(f"prompt of response set {self.id!r} must be text or a list of chat turns, got {shown(turns)}")
+        for name in ("responses", "anchors"):
+            texts = getattr(self, name)
+            if isinstance(texts, str) or not isinstance(texts, Iterable):  # a text would fall apart into its letters
+                raise DataError(f"{name} of response set {self.id!r} must be a list of texts, got {shown(texts)}")
+            object.__setattr__(self, name, tuple(texts))
+            for index, text in enumerate(getattr(self, name)):
+                if not isinstance(text, str):
+                    raise DataError(f"{name}[{index}] of response set {self.id!r} must be text, got {shown(text)}")
         if not self.responses:
             raise DataError(f"response set {self.id!r} has no responses; it needs at least one")
-        for name, texts in (("responses", self.responses), ("anchors", self.anchors)):
-            for index, text in enumerate(texts):
-                if not isinstance(text, str):
-                    raise DataError(f"{name}[{index}] of response set {self.id!r} must be text, got {text!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class RubricItem:
-    """One yes/no criterion r_m and its weight w_m, a whole number 1..5."""
+    """One yes/no criterion r_m and its weight w_m, a whole number 1..5.
+
+    Raises:
+        DataError: an empty criterion, or another weight.
+    """
 
     criterion: str
     weight: int
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.criterion, str) or not self.criterion.strip():
+            raise DataError(f"a criterion must be text that is not empty, got {shown(self.criterion)}")
+        whole = isinstance(self.weight, int) and not isinstance(self.weight, bool)
+        if not whole or not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            raise DataError(f"weights must be whole numbers {MIN_WEIGHT}..{MAX_WEIGHT}, got {shown(self.weight)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """M >= 1 weighted items. `parsing.parse_rubric` makes valid ones out of text."""
+    """M >= 1 weighted items. `parsing.parse_rubric` makes valid ones out of text.
+
+    Raises:
+        DataError: no item; there would be no weight to divide by.
+    """
 
     items: tuple[RubricItem, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "items", tuple(self.items))
+        if not self.items:
+            raise DataError("a rubric needs at least one item")
 
     @property
     def criteria(self) -> tuple[str, ...]:
@@ -116,6 +147,7 @@ class WrittenRubric:
         rejected: the reason for each earlier attempt that was not a valid rubric.
         cut_responses: how many responses were shortened to fit.
         usage: cost of all attempts.
+        rejected_texts: what the model wrote in each of the rejected attempts.
     """
 
     rubric: Rubric
@@ -124,6 +156,7 @@ class WrittenRubric:
     rejected: tuple[str, ...] = ()
     cut_responses: int = 0
     usage: Usage = field(default_factory=Usage)
+    rejected_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +194,7 @@ class Evaluation:
         verifier_usage: cost of the verdicts.
         cached_verdicts: verdicts that needed no call.
         failed_verdicts: verdicts whose call failed.
+        dropped_probabilities: P(yes) of each dropped item on each response, NaN where the call failed.
     """
 
     response_set: ResponseSet
@@ -174,6 +208,7 @@ class Evaluation:
     verifier_usage: Usage = field(default_factory=Usage)
     cached_verdicts: int = 0
     failed_verdicts: int = 0
+    dropped_probabilities: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +223,12 @@ class Unscorable:
         generator_usage: cost of the attempts.
         verifier_usage: cost of the verdicts.
         failed_verdicts: verdicts whose call failed.
+        cached_verdicts: verdicts that needed no call.
+        failures: the messages of the calls that failed.
+        written: the rubric, where a valid one was written.
+        dropped: its items, where their verdicts are missing.
+        dropped_probabilities: P(yes) of each of them on each response, NaN where the call failed.
+        rejected_texts: what the model wrote in each of the rejected attempts.
     """
 
     response_set: ResponseSet
@@ -197,3 +238,9 @@ class Unscorable:
     generator_usage: Usage = field(default_factory=Usage)
     verifier_usage: Usage = field(default_factory=Usage)
     failed_verdicts: int = 0
+    cached_verdicts: int = 0
+    failures: tuple[str, ...] = ()
+    written: WrittenRubric | None = None
+    dropped: tuple[RubricItem, ...] = ()
+    dropped_probabilities: tuple[tuple[float, ...], ...] = ()
+    rejected_texts: tuple[str, ...] = ()
