@@ -46,7 +46,7 @@ def anchor_ranking(scores_N: ArrayLike) -> float:
         scores_N: S_i, the score of the i-th best anchor under the rubric written for (x, C), best first, shape (N >= 2,).
 
     Returns:
-        Unitless, below 0; `anchor_ranking_floor(N)` is below every value that a valid rubric can reach.
+        Unitless, below 0; never below `anchor_ranking_floor(N)`, and above it for N >= 3.
 
     Raises:
         ValueError: fewer than two anchors, or a score outside [0, 1].
@@ -94,12 +94,12 @@ def _anchor_pairs(scores_N: ArrayLike) -> tuple[FloatArray, np.ndarray, np.ndarr
 
 
 def anchor_ranking_floor(n: int) -> float:
-    """What an invalid rubric earns in anchor ranking: the bound below every valid one.
+    """What an invalid rubric earns in anchor ranking: the bound that no valid one falls below.
 
     sum_{i<j} log sigmoid(-1) / ((j - i) 2^(i-1))
 
     Source: ours; the paper does not say what an invalid rubric earns. Scores lie in [0, 1], so that no pair is below -1,
-    and for n >= 3 not all pairs can be at -1 at once.
+    and for n >= 3 not all pairs can be at -1 at once. For n = 2 a rubric that ranks worst above best exactly is as low.
 
     Args:
         n: number of ranked anchors, at least 2.
@@ -143,7 +143,7 @@ def standardise(values_G: ArrayLike, *, std_floor: float = 0.0, eps: float = 1e-
         Unitless, shape (G,), mean 0 over the members with a reward; NaN where the input is NaN; 0 where all are equal.
 
     Raises:
-        ValueError: not a vector, infinite values, or a negative floor.
+        ValueError: not a vector, infinite values, a negative floor, or an eps that is not above 0.
 
     Example:
         >>> standardise([1.0, 1.0, 1.0]).tolist()
@@ -151,12 +151,14 @@ def standardise(values_G: ArrayLike, *, std_floor: float = 0.0, eps: float = 1e-
     """
     values = np.asarray(values_G, dtype=np.float64)
     if values.ndim != 1 or np.isinf(values).any():
-        raise ValueError(f"group values must be a vector without infinities, got {values_G!r}")
-    if std_floor < 0:
-        raise ValueError(f"std_floor must be at least 0, got {std_floor}")
+        raise ValueError(f"group values must be a vector without infinities, got {values.tolist()}")
+    if not 0 <= std_floor < np.inf:
+        raise ValueError(f"std_floor must be a number of at least 0, got {std_floor}")
+    if not 0 < eps < np.inf:
+        raise ValueError(f"eps must be a number above 0, got {eps}")
     known = values[~np.isnan(values)]
     if known.size == 0:
-        return values
+        return values.copy()
     if np.ptp(known) == 0:  # a mean can round off equal values and make noise of them
         return values - known[0]
     return (values - known.mean()) / (max(float(known.std(ddof=1)), std_floor) + eps)
@@ -192,6 +194,6 @@ def combine_advantages(
         raise ValueError(f"one disc and one anchor reward a rubric, got shapes {disc.shape} and {anchor.shape}")
     if (np.isnan(disc) != np.isnan(anchor)).any():
         raise ValueError("a rubric without one of the two rewards has neither: NaN must stand in both")
-    if anchor_weight < 0:
-        raise ValueError(f"anchor_weight must be at least 0, got {anchor_weight}")
+    if not 0 <= anchor_weight < np.inf:
+        raise ValueError(f"anchor_weight must be a number of at least 0, got {anchor_weight}")
     return standardise(disc, std_floor=std_floor) + anchor_weight * standardise(anchor, std_floor=std_floor)

@@ -27,12 +27,12 @@ def check_rubric_arrays(weights_M: ArrayLike, verdicts_MK: ArrayLike) -> tuple[F
         raise ValueError(f"weights must have shape (M >= 1,), got {weights.shape}")
     for item, weight in enumerate(weights, start=1):
         if weight not in (1, 2, 3, 4, 5):
-            raise ValueError(f"weights must be whole numbers 1..5, got {weight:g} in item {item}")
+            raise ValueError(f"weights must be whole numbers 1..5, got {weight:.12g} in item {item}")
     if verdicts.ndim != 2 or verdicts.shape[0] != weights.size or verdicts.shape[1] == 0:
         raise ValueError(f"verdicts must have shape ({weights.size}, K >= 1), got {verdicts.shape}")
     wrong = verdicts[~np.isin(verdicts, (0.0, 1.0))]
     if wrong.size:
-        raise ValueError(f"verdicts must be 0 or 1, got {wrong[0]:g}; leave out items with a missing verdict")
+        raise ValueError(f"verdicts must be 0 or 1, got {wrong[0]:.12g}; leave out items with a missing verdict")
     return weights, verdicts
 
 
@@ -84,7 +84,7 @@ def score_gap(scores_K: ArrayLike) -> float:
     """
     scores = np.asarray(scores_K, dtype=np.float64)
     if scores.ndim != 1 or scores.size == 0 or not np.isfinite(scores).all():
-        raise ValueError(f"scores must be a non-empty vector of finite numbers, got {scores_K!r}")
+        raise ValueError(f"scores must be a non-empty vector of finite numbers, got {scores.tolist()}")
     if scores.size == 1:
         return 0.0
     first, second = np.triu_indices(scores.size, k=1)
