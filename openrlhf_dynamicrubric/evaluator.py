@@ -5,22 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from openrlhf_dynamicrubric import scoring
-from openrlhf_dynamicrubric.errors import ConfigError, ModelCallError
-from openrlhf_dynamicrubric.generator import InvalidRubricError, RubricGenerator
+from openrlhf_dynamicrubric.errors import ConfigError, shown
+from openrlhf_dynamicrubric.generator import GeneratorCallError, InvalidRubricError, RubricGenerator
 from openrlhf_dynamicrubric.llm.base import LanguageModel
 from openrlhf_dynamicrubric.text import strip_reasoning
-from openrlhf_dynamicrubric.types import Evaluation, ResponseSet, Rubric, Unscorable, Usage, WrittenRubric
+from openrlhf_dynamicrubric.types import (
+    Evaluation,
+    FloatArray,
+    ResponseSet,
+    Rubric,
+    Unscorable,
+    Usage,
+    VerdictMatrix,
+    WrittenRubric,
+)
 from openrlhf_dynamicrubric.verifier import Verifier
 
 
 @dataclass(frozen=True)
 class EvaluatorConfig:
-    """Options of rubric writing and judging, the same in every command and adapter."""
+    """Options of rubric writing and judging, the same in every command and adapter.
+
+    Raises:
+        ConfigError: a value of another type (text is not read as a number, nor a number as true or false) or out of range.
+    """
 
     generator: str = field(
         default="embedded",
@@ -64,19 +77,49 @@ class EvaluatorConfig:
     )
 
     def __post_init__(self) -> None:
-        positive = ("judge_batch_tokens", "max_items", "max_criterion_chars", "rubric_max_tokens")
-        limits = {name: getattr(self, name) >= 1 for name in positive} | {
-            "rubric_retries": self.rubric_retries >= 0,
-            "rubric_temperature": self.rubric_temperature >= 0,
-            "verdict_threshold": 0 < self.verdict_threshold < 1,
-            "max_response_chars": self.max_response_chars >= 2,
-            "rubric_source": self.rubric_source in ("responses", "prompt"),
-            "judge_dtype": self.judge_dtype in ("auto", "float32", "bfloat16", "float16"),
-        }
-        for name, holds in limits.items():
-            if not holds:
-                help_text = next(option.metadata["help"] for option in fields(self) if option.name == name)
-                raise ConfigError(f"{name} cannot be {getattr(self, name)!r}. {name}: {help_text}")
+        hints = get_type_hints(EvaluatorConfig)
+        for option in fields(EvaluatorConfig):
+            value = getattr(self, option.name)
+            if not _has_type(value, hints[option.name]) or not _in_range(option.name, value):
+                raise ConfigError(f"{option.name} cannot be {shown(value)}. {option.name}: {option.metadata['help']}")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool
+    return isinstance(value, int | float) if hint is float else isinstance(value, hint)
+
+
+def _in_range(name: str, value: Any) -> bool:
+    if name in ("judge_batch_tokens", "max_items", "max_criterion_chars", "rubric_max_tokens"):
+        return value >= 1
+    ranges = {
+        "generator": lambda: bool(value.strip()),
+        "verifier": lambda: bool(value.strip()),
+        "rubric_retries": lambda: value >= 0,
+        "rubric_temperature": lambda: 0 <= value < float("inf"),
+        "verdict_threshold": lambda: 0 < value < 1,
+        "max_response_chars": lambda: value >= 2,
+    }
+    return name not in ranges or ranges[name]()
+
+
+def rubric_generator(model: LanguageModel, config: EvaluatorConfig) -> RubricGenerator:
+    """The generator that a configuration describes, with a model that is loaded already."""
+    return RubricGenerator(
+        model=model,
+        max_items=config.max_items,
+        max_criterion_chars=config.max_criterion_chars,
+        max_tokens=config.rubric_max_tokens,
+        temperature=config.rubric_temperature,
+        retries=config.rubric_retries,
+        constrained=config.constrained_rubrics,
+        source=config.rubric_source,
+        max_response_chars=config.max_response_chars,
+        seed=config.judge_seed,
+    )
 
 
 class Evaluator:
@@ -93,18 +136,7 @@ class Evaluator:
     ) -> None:
         self.config = config = config or EvaluatorConfig()
         self.verifier = Verifier(verifier, max_response_chars=config.max_response_chars)
-        self.generator = generator and RubricGenerator(
-            model=generator,
-            max_items=config.max_items,
-            max_criterion_chars=config.max_criterion_chars,
-            max_tokens=config.rubric_max_tokens,
-            temperature=config.rubric_temperature,
-            retries=config.rubric_retries,
-            constrained=config.constrained_rubrics,
-            source=config.rubric_source,
-            max_response_chars=config.max_response_chars,
-            seed=config.judge_seed,
-        )
+        self.generator = None if generator is None else rubric_generator(generator, config)
 
     async def evaluate_many(self, response_sets: Sequence[ResponseSet]) -> list[Evaluation | Unscorable]:
         """Each response set with a rubric of its own, all at once; the result is in the order of the input."""
@@ -127,10 +159,15 @@ class Evaluator:
         response_set = self.prepare(response_set)
         try:
             written = await self.generator.write(response_set)
-        except InvalidRubricError as error:
-            return Unscorable(response_set, "invalid_rubric", str(error), error.rejected, generator_usage=error.usage)
-        except ModelCallError as error:
-            return Unscorable(response_set, "generator_call", str(error))
+        except (InvalidRubricError, GeneratorCallError) as error:
+            return Unscorable(
+                response_set,
+                "invalid_rubric" if isinstance(error, InvalidRubricError) else "generator_call",
+                str(error),
+                error.rejected,
+                generator_usage=error.usage,
+                rejected_texts=error.rejected_texts,
+            )
         return await self.judge(written.rubric, response_set, written=written)
 
     async def judge(
@@ -150,19 +187,14 @@ class Evaluator:
         """
         response_set = self.prepare(response_set)
         matrix = await self.verifier.verdicts(response_set.prompt, response_set.responses, rubric.criteria)
-        missing_MK = np.isnan(matrix.probabilities_MK)
-        whole_M = ~missing_MK.any(axis=1)
-        failures = tuple(dict.fromkeys(str(error) for error in matrix.failures))
-        if not whole_M.any():
-            return Unscorable(
-                response_set,
-                "verifier_call",
-                f"no item has all its verdicts; {failures[0]}",
-                written.rejected if written else (),
-                generator_usage=written.usage if written else Usage(),
-                verifier_usage=matrix.usage,
-                failed_verdicts=int(missing_MK.sum()),
-            )
+        if np.isnan(matrix.probabilities_MK).any(axis=1).all():  # of K answers one is missing, for every item
+            return _without_verdicts(rubric, response_set, matrix, written)
+        return self._scored(rubric, response_set, matrix, written)
+
+    def _scored(
+        self, rubric: Rubric, response_set: ResponseSet, matrix: VerdictMatrix, written: WrittenRubric | None
+    ) -> Evaluation:
+        whole_M = [not np.isnan(row_K).any() for row_K in matrix.probabilities_MK]
         kept = Rubric(tuple(item for item, whole in zip(rubric.items, whole_M, strict=True) if whole))
         probabilities_MK = matrix.probabilities_MK[whole_M]
         verdicts_MK = (probabilities_MK >= self.config.verdict_threshold).astype(np.float64)
@@ -173,11 +205,12 @@ class Evaluator:
             verdicts_MK=verdicts_MK,
             scores_K=scoring.response_scores(kept.weights_M, verdicts_MK),
             dropped=tuple(item for item, whole in zip(rubric.items, whole_M, strict=True) if not whole),
-            failures=failures,
+            failures=_messages(matrix),
             written=written,
             verifier_usage=matrix.usage,
             cached_verdicts=matrix.cached,
-            failed_verdicts=int(missing_MK.sum()),
+            failed_verdicts=int(np.isnan(matrix.probabilities_MK).sum()),
+            dropped_probabilities=_rows(matrix.probabilities_MK[[not whole for whole in whole_M]]),
         )
 
     def prepare(self, response_set: ResponseSet) -> ResponseSet:
@@ -190,3 +223,32 @@ class Evaluator:
             tuple(strip_reasoning(text) for text in response_set.anchors),
             response_set.id,
         )
+
+
+def _without_verdicts(
+    rubric: Rubric, response_set: ResponseSet, matrix: VerdictMatrix, written: WrittenRubric | None
+) -> Unscorable:
+    failures = _messages(matrix)
+    return Unscorable(
+        response_set,
+        "verifier_call",
+        f"no item has all its verdicts; {failures[0]}",
+        written.rejected if written else (),
+        generator_usage=written.usage if written else Usage(),
+        verifier_usage=matrix.usage,
+        failed_verdicts=int(np.isnan(matrix.probabilities_MK).sum()),
+        cached_verdicts=matrix.cached,
+        failures=failures,
+        written=written,
+        dropped=rubric.items,
+        dropped_probabilities=_rows(matrix.probabilities_MK),
+        rejected_texts=written.rejected_texts if written else (),
+    )
+
+
+def _messages(matrix: VerdictMatrix) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(error) for error in matrix.failures))
+
+
+def _rows(array: FloatArray) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in array.tolist())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from openrlhf_dynamicrubric import prompts
-from openrlhf_dynamicrubric.errors import RubricParseError
+from openrlhf_dynamicrubric.errors import ModelCallError, RubricParseError
 from openrlhf_dynamicrubric.llm.base import Completion, LanguageModel
 from openrlhf_dynamicrubric.parsing import parse_rubric, rubric_schema
 from openrlhf_dynamicrubric.text import shorten
@@ -21,9 +21,9 @@ def content_seed(seed: int, response_set: ResponseSet, *more: object) -> int:
     """A seed that depends on what is scored and not on where: the same on every rank, in training and by hand.
 
     Returns:
-        A whole number in [0, 2^31).
+        A whole number in [0, 2^31); the same for the same responses in another order.
     """
-    parts = (seed, prompts.conversation_text(response_set.prompt), *response_set.responses, *more)
+    parts = (seed, prompts.conversation_text(response_set.prompt), *sorted(response_set.responses), *more)
     digest = hashlib.sha256("\0".join(repr(part) for part in parts).encode("utf-8", "backslashreplace")).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
@@ -53,7 +53,8 @@ def generator_prompt(
 ) -> GeneratorPrompt:
     """The chat that asks for a rubric for one response set.
 
-    Responses stand in a seeded random order, between markers with a code that none of them contains.
+    Responses stand in a seeded random order, which depends on what they say and not on the order in which they come, so that
+    a response earns the same wherever it stands. The markers around them carry a code that none of them contains.
 
     Args:
         response_set: x and C; anchors are never shown.
@@ -69,7 +70,7 @@ def generator_prompt(
     if source == "prompt":
         text = prompts.fill("generator_static", code=prompts.marker_code(request), request=request, max_items=str(max_items))
         return GeneratorPrompt([{"role": "user", "content": text}], (), 0)
-    order = list(range(len(response_set.responses)))
+    order = sorted(range(len(response_set.responses)), key=lambda index: response_set.responses[index])
     random.Random(content_seed(seed, response_set)).shuffle(order)
     shown = [shorten(response_set.responses[index], max_response_chars) for index in order]
     responses = [text for text, _ in shown]
@@ -101,12 +102,31 @@ class InvalidRubricError(RubricParseError):
     Args:
         rejected: the reason for each attempt.
         usage: cost of all attempts.
+        rejected_texts: what the model wrote in each of them.
     """
 
-    def __init__(self, rejected: tuple[str, ...], usage: Usage) -> None:
+    def __init__(self, rejected: tuple[str, ...], usage: Usage, rejected_texts: tuple[str, ...] = ()) -> None:
         super().__init__(f"no valid rubric in {len(rejected)} attempts; the last: {rejected[-1]}")
         self.rejected = rejected
         self.usage = usage
+        self.rejected_texts = rejected_texts
+
+
+class GeneratorCallError(ModelCallError):
+    """A call failed, perhaps after attempts that were not valid rubrics.
+
+    Args:
+        message: of the call that failed.
+        rejected: the reason for each attempt before it.
+        usage: cost of these attempts.
+        rejected_texts: what the model wrote in each of them.
+    """
+
+    def __init__(self, message: str, rejected: tuple[str, ...], usage: Usage, rejected_texts: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.rejected = rejected
+        self.usage = usage
+        self.rejected_texts = rejected_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +162,7 @@ class RubricGenerator:
 
         Raises:
             InvalidRubricError: no attempt was valid.
-            ModelCallError: a call failed.
+            GeneratorCallError: a call failed.
         """
         prompt = generator_prompt(
             response_set,
@@ -152,21 +172,30 @@ class RubricGenerator:
             source=self.source,
         )
         schema = rubric_schema(max_items=self.max_items, max_criterion_chars=self.max_criterion_chars)
+        # A static rubric is the same one whatever the responses are, so their text must not reach its seed either.
+        seeded = response_set if self.source == "responses" else replace(response_set, responses=("",))
         rejected: list[str] = []
+        texts: list[str] = []
         usage = Usage()
         for attempt in range(1 + self.retries):
-            completion = await self.model.complete(
-                prompt.messages,
-                max_tokens=self.max_tokens,
-                temperature=self.temperature,
-                seed=content_seed(self.seed, response_set, attempt),
-                json_schema=schema if self.constrained else None,
-            )
+            try:
+                completion = await self.model.complete(
+                    prompt.messages,
+                    max_tokens=self.max_tokens,
+                    temperature=self.temperature,
+                    seed=content_seed(self.seed, seeded, attempt),
+                    json_schema=schema if self.constrained else None,
+                )
+            except ModelCallError as error:
+                raise GeneratorCallError(str(error), tuple(rejected), usage, tuple(texts)) from error
             usage += completion.usage
             try:
                 rubric = read_rubric(completion, max_items=self.max_items)
             except RubricParseError as error:
                 rejected.append(str(error))
+                texts.append(completion.text)
                 continue
-            return WrittenRubric(rubric, completion.text, prompt.order, tuple(rejected), prompt.cut_responses, usage)
-        raise InvalidRubricError(tuple(rejected), usage)
+            return WrittenRubric(
+                rubric, completion.text, prompt.order, tuple(rejected), prompt.cut_responses, usage, tuple(texts)
+            )
+        raise InvalidRubricError(tuple(rejected), usage, tuple(texts))

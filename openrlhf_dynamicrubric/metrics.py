@@ -16,7 +16,7 @@ def group_metrics(outcomes: Sequence[Evaluation | Unscorable], *, seconds: float
     """Metrics of the groups scored in one step, by the names that both frameworks log.
 
     Args:
-        outcomes: the groups, at least one.
+        outcomes: the groups.
         seconds: wall time that scoring took, in seconds.
 
     Returns:
@@ -29,15 +29,16 @@ def group_metrics(outcomes: Sequence[Evaluation | Unscorable], *, seconds: float
     """
     scored = [outcome for outcome in outcomes if isinstance(outcome, Evaluation)]
     metrics: dict[str, float] = {
-        "unscorable_groups": 1.0 - len(scored) / len(outcomes),
         "failed_verdicts": float(sum(outcome.failed_verdicts for outcome in outcomes)),
-        "cached_verdicts": float(sum(outcome.cached_verdicts for outcome in scored)),
+        "cached_verdicts": float(sum(outcome.cached_verdicts for outcome in outcomes)),
         "generator_tokens": float(sum((_generator_usage(o) for o in outcomes), Usage()).tokens),
         "verifier_tokens": float(sum((o.verifier_usage for o in outcomes), Usage()).tokens),
         "seconds": seconds,
     }
+    if outcomes:
+        metrics["unscorable_groups"] = 1.0 - len(scored) / len(outcomes)
     rejected = sum(len(_rejected(outcome)) for outcome in outcomes)
-    attempts = rejected + sum(1 for outcome in scored if outcome.written)
+    attempts = rejected + sum(1 for outcome in outcomes if outcome.written)
     if attempts:
         metrics["invalid_rubrics"] = rejected / attempts
     if scored:

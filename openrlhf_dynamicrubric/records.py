@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from openrlhf_dynamicrubric import prompts
 from openrlhf_dynamicrubric.files import append_lines, json_line, read_lines, write_atomic
-from openrlhf_dynamicrubric.types import Evaluation, ResponseSet, Unscorable, Usage
+from openrlhf_dynamicrubric.types import Evaluation, ResponseSet, RubricItem, Unscorable, Usage
 
 SCHEMA = 1
 
@@ -56,35 +57,40 @@ def read_records(folder: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def group_record(outcome: Evaluation | Unscorable) -> dict[str, Any]:
-    """One scored, or unscorable, response set. See docs/records.md for every key."""
-    common = {"kind": "group", **_response_set(outcome.response_set), "failed_verdicts": outcome.failed_verdicts}
-    if isinstance(outcome, Unscorable):
-        return {
-            **common,
-            "scores": None,
-            "unscorable": {"kind": outcome.kind, "reason": outcome.reason},
-            "rejected": list(outcome.rejected),
-            "generator_usage": usage_record(outcome.generator_usage),
-            "verifier_usage": usage_record(outcome.verifier_usage),
-        }
+    """One scored, or unscorable, response set; both have the same keys. See docs/records.md for each of them."""
+    scored = outcome if isinstance(outcome, Evaluation) else None
+    lost = outcome if isinstance(outcome, Unscorable) else None
     written = outcome.written
+    usage = lost.generator_usage if lost else written.usage if written else Usage()
     return {
-        **common,
-        "scores": outcome.scores_K.tolist(),
-        "unscorable": None,
-        "items": [{"criterion": item.criterion, "weight": item.weight} for item in outcome.rubric.items],
-        "verdicts": outcome.verdicts_MK.astype(int).tolist(),
-        "probabilities": outcome.probabilities_MK.round(6).tolist(),
-        "dropped": [{"criterion": item.criterion, "weight": item.weight} for item in outcome.dropped],
+        "kind": "group",
+        **_response_set(outcome.response_set),
+        "scores": scored and scored.scores_K.tolist(),
+        "unscorable": lost and {"kind": lost.kind, "reason": lost.reason},
+        "items": [_item(item) for item in scored.rubric.items] if scored else [],
+        "verdicts": scored.verdicts_MK.astype(int).tolist() if scored else [],
+        "probabilities": scored.probabilities_MK.round(6).tolist() if scored else [],
+        "dropped": [
+            {**_item(item), "probabilities": [None if math.isnan(p) else round(p, 6) for p in probabilities_K]}
+            for item, probabilities_K in zip(
+                outcome.dropped, outcome.dropped_probabilities or [()] * len(outcome.dropped), strict=True
+            )
+        ],
         "failures": list(outcome.failures),
-        "rejected": list(written.rejected) if written else [],
+        "failed_verdicts": outcome.failed_verdicts,
+        "cached_verdicts": outcome.cached_verdicts,
+        "rejected": list(lost.rejected if lost else written.rejected if written else ()),
+        "rejected_texts": list(lost.rejected_texts if lost else written.rejected_texts if written else ()),
         "rubric_text": written.text if written else None,
         "order": list(written.order) if written else None,
         "cut_responses": written.cut_responses if written else 0,
-        "cached_verdicts": outcome.cached_verdicts,
-        "generator_usage": usage_record(written.usage if written else Usage()),
+        "generator_usage": usage_record(usage),
         "verifier_usage": usage_record(outcome.verifier_usage),
     }
+
+
+def _item(item: RubricItem) -> dict[str, Any]:
+    return {"criterion": item.criterion, "weight": item.weight}
 
 
 def usage_record(usage: Usage) -> dict[str, float]:
@@ -101,7 +107,7 @@ def usage_record(usage: Usage) -> dict[str, float]:
 def _response_set(response_set: ResponseSet) -> dict[str, Any]:
     return {
         "id": response_set.id,
-        "prompt": response_set.prompt if isinstance(response_set.prompt, str) else list(response_set.prompt),
+        "prompt": response_set.prompt if isinstance(response_set.prompt, str) else [dict(turn) for turn in response_set.prompt],
         "responses": list(response_set.responses),
         "anchors": list(response_set.anchors),
     }

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class Verifier:
         self.max_response_chars = max_response_chars
         self.cache_size = cache_size
         self._known: OrderedDict[bytes, float] = OrderedDict()
-        self._asked: dict[bytes, asyncio.Future[float | ModelCallError]] = {}
+        self._asked: dict[bytes, asyncio.Future[float | ModelCallError | None]] = {}
 
     async def verdicts(self, prompt: Prompt, responses: Sequence[str], criteria: Sequence[str]) -> VerdictMatrix:
         """P(yes) of every criterion on every response.
@@ -89,38 +89,53 @@ class Verifier:
         """Answers by criterion for one response, how many were asked for this, and their cost."""
         shared = verifier_prompt(prompt, response, max_response_chars=self.max_response_chars)
         keys = {criterion: _key(shared, criterion) for criterion in criteria}
-        new = [c for c, key in keys.items() if key not in self._known and key not in self._asked]
-        waiting = {c: self._asked[key] for c, key in keys.items() if key in self._asked}
-        answers: dict[str, float | ModelCallError] = {c: self._recall(key) for c, key in keys.items() if key in self._known}
-        usage = Usage()
-        if new:
-            judgement = await self._ask(shared, new, [keys[criterion] for criterion in new])
-            answers.update(zip(new, judgement.probabilities, strict=True))
-            usage = judgement.usage
-        for criterion, future in waiting.items():
-            answers[criterion] = await asyncio.shield(future)
-        return answers, len(new), usage
+        wanted: dict[bytes, str] = {}
+        for criterion, key in keys.items():
+            wanted.setdefault(key, criterion)
+        answers: dict[bytes, float | ModelCallError] = {}
+        asked, usage = 0, Usage()
+        while wanted:
+            answers |= {key: self._recall(key) for key in wanted if key in self._known}
+            waiting = {key: self._asked[key] for key in wanted if key in self._asked}
+            # No await since the look at what is asked already: between the two, nobody else can ask the same.
+            new = {key: c for key, c in wanted.items() if key not in answers and key not in waiting}
+            if new:
+                judgement = await self._ask(shared, new)
+                answers.update(zip(new, judgement.probabilities, strict=True))
+                asked, usage = asked + len(new), usage + judgement.usage
+            for key, future in waiting.items():
+                answer = await asyncio.shield(future)
+                if answer is not None:
+                    answers[key] = answer
+            wanted = {key: criterion for key, criterion in wanted.items() if key not in answers}
+        return {criterion: answers[key] for criterion, key in keys.items()}, asked, usage
 
-    async def _ask(self, shared: str, criteria: Sequence[str], keys: Sequence[bytes]) -> Judgement:
-        futures = [asyncio.get_running_loop().create_future() for _ in keys]
-        self._asked.update(zip(keys, futures, strict=True))
+    async def _ask(self, shared: str, questions: Mapping[bytes, str]) -> Judgement:
+        """Answers from the model; whoever waits for one gets it, or None (ask yourself) where this call is abandoned."""
+        futures = {key: asyncio.get_running_loop().create_future() for key in questions}
+        self._asked.update(futures)
+        answers: Sequence[float | ModelCallError | None] = [None] * len(questions)
         try:
-            judgement = await self.model.yes_probabilities(shared, [verifier_question(c) for c in criteria])
-            _check(judgement, len(criteria))
-        except ModelCallError as error:
-            judgement = Judgement((error,) * len(criteria))
-        except BaseException:
-            for future in futures:  # whoever waits for the same triple must not wait for ever
-                future.set_result(ModelCallError("the call that another one waited for was abandoned"))
-            raise
+            judgement = await self._call(shared, [verifier_question(criterion) for criterion in questions.values()])
+            answers = judgement.probabilities
+            return judgement
         finally:
-            for key in keys:
-                self._asked.pop(key, None)
-        for key, future, answer in zip(keys, futures, judgement.probabilities, strict=True):
-            if not isinstance(answer, ModelCallError):
-                self._remember(key, answer)
-            future.set_result(answer)
-        return judgement
+            for (key, future), answer in zip(futures.items(), answers, strict=True):
+                del self._asked[key]
+                if isinstance(answer, float):
+                    self._remember(key, answer)
+                future.set_result(answer)
+
+    async def _call(self, shared: str, questions: Sequence[str]) -> Judgement:
+        try:
+            judgement = await self.model.yes_probabilities(shared, questions)
+        except ModelCallError as error:
+            return Judgement((error,) * len(questions))
+        given = judgement.probabilities
+        if len(given) != len(questions):
+            error = ModelCallError(f"asked {len(questions)} questions, got {len(given)} answers")
+            return Judgement((error,) * len(questions), judgement.usage)
+        return Judgement(tuple(map(_checked, given)), judgement.usage)
 
     def _recall(self, key: bytes) -> float:
         self._known.move_to_end(key)
@@ -132,12 +147,12 @@ class Verifier:
             self._known.popitem(last=False)
 
 
-def _check(judgement: Judgement, count: int) -> None:
-    if len(judgement.probabilities) != count:
-        raise ModelCallError(f"asked {count} questions, got {len(judgement.probabilities)} answers")
-    for answer in judgement.probabilities:
-        if not isinstance(answer, ModelCallError) and not 0.0 <= answer <= 1.0:
-            raise ModelCallError(f"P(yes) must lie in [0, 1], got {answer!r}")
+def _checked(answer: float | ModelCallError) -> float | ModelCallError:
+    if isinstance(answer, ModelCallError):
+        return answer
+    if not 0.0 <= answer <= 1.0:
+        return ModelCallError(f"P(yes) must lie in [0, 1], got {answer!r}")
+    return float(answer)
 
 
 def _key(shared: str, criterion: str) -> bytes:

@@ -19,7 +19,7 @@ TEMPLATES = ("generator", "generator_static", "verifier", "verifier_question")
 @cache
 def template(name: str) -> str:
     """The text of one template, as it stands in its file."""
-    return resources.files(__package__).joinpath(f"{name}.txt").read_text(encoding="utf-8")
+    return resources.files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8")
 
 
 def fill(name: str, **values: str) -> str:
