@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dynamicrubric.errors import DataError
+from openrlhf_dynamicrubric.errors import DataError, shown
 from openrlhf_dynamicrubric.types import Prompt, ResponseSet
 
 DEMO = "demo"
@@ -26,17 +26,19 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line numbers and JSON objects of a file; blank lines are passed over.
 
     Raises:
-        DataError: no such file, or a line that is not a JSON object; the message names file and line.
+        DataError: no such file, or a line that is not a JSON object (or holds NaN, or a key twice, which JSON does not know);
+            the message names file and line.
     """
     path = data_path(path)
     if not path.is_file():
         raise DataError(f"{path} is not a file")
     with path.open("rb") as file:  # by b"\n" alone: U+2028 inside a string does not end a line
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
             try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if not text:
+                    continue
+                row = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeated_keys)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: not JSON: {error}") from None
             if not isinstance(row, dict):
@@ -67,10 +69,8 @@ def read_anchors(path: str | Path, *, minimum: int = 2, limit: int | None = None
             break
         where = f"{data_path(path)}, line {number}"
         check_prompt(row.get("prompt"), where)
-        check_texts(row.get("anchors"), "anchors", where, minimum=minimum)
-        if len(set(row["anchors"])) < len(row["anchors"]):
-            raise DataError(f"{where}: two anchors are the same text, so their order means nothing; keep one of them")
-        rows.append({**row, "id": str(row.get("id", number))})
+        check_anchors(row.get("anchors"), where, minimum=minimum)
+        rows.append({**row, "id": _id(row, number)})
     if not rows:
         raise DataError(f"{data_path(path)} has no rows")
     return rows
@@ -87,7 +87,7 @@ def read_prompts(path: str | Path, *, limit: int | None = None) -> list[dict[str
         if limit is not None and len(rows) == limit:
             break
         check_prompt(row.get("prompt"), f"{data_path(path)}, line {number}")
-        rows.append({**row, "id": str(row.get("id", number))})
+        rows.append({**row, "id": _id(row, number)})
     if not rows:
         raise DataError(f"{data_path(path)} has no rows")
     return rows
@@ -105,29 +105,31 @@ def read_response_sets(path: str | Path, *, minimum_anchors: int = 0) -> list[Re
     """
     sets = []
     for number, row in read_rows(path):
-        where = f"{path}, line {number}"
+        where = f"{data_path(path)}, line {number}"
         check_prompt(row.get("prompt"), where)
         check_texts(row.get("responses"), "responses", where, minimum=1)
-        anchors = row.get("anchors") or []
-        check_texts(anchors, "anchors", where, minimum=minimum_anchors)
-        sets.append(ResponseSet(row["prompt"], tuple(row["responses"]), tuple(anchors), str(row.get("id", number))))
+        anchors = [] if row.get("anchors") is None else row["anchors"]
+        check_anchors(anchors, where, minimum=minimum_anchors)
+        sets.append(ResponseSet(row["prompt"], tuple(row["responses"]), tuple(anchors), _id(row, number)))
     if not sets:
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{data_path(path)} has no rows")
     return sets
 
 
 def check_prompt(prompt: Any, where: str) -> Prompt:
-    """The prompt, if it is text that is not blank, or chat turns with role and content.
+    """The prompt, if it is text that is not blank, or chat turns with role and content of which one is not blank.
 
     Raises:
         DataError: it is neither; the message starts with `where`.
     """
     if isinstance(prompt, str) and prompt.strip():
         return prompt
-    if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and all(map(_is_turn, prompt)):
-        return prompt
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(map(_is_turn, prompt)):
+        contents = (turn.get("content") for turn in prompt)
+        if any(content.strip() if isinstance(content, str) else content for content in contents):
+            return prompt
     raise DataError(
-        f"{where}: prompt must be text, or a list of turns like {{'role': 'user', 'content': '...'}}, got {_show(prompt)}"
+        f"{where}: prompt must be text, or a list of turns like {{'role': 'user', 'content': '...'}}, got {shown(prompt)}"
     )
 
 
@@ -138,17 +140,47 @@ def check_texts(texts: Any, name: str, where: str, *, minimum: int) -> None:
         DataError: it is not; the message starts with `where`.
     """
     if not isinstance(texts, list) or len(texts) < minimum:
-        found = f"{len(texts)}" if isinstance(texts, list) else _show(texts)
+        found = f"{len(texts)}" if isinstance(texts, list) else shown(texts)
         raise DataError(f"{where}: {name} must be a list of at least {minimum} texts, got {found}")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise DataError(f"{where}: {name}[{index}] must be text, got {_show(text)}")
+            raise DataError(f"{where}: {name}[{index}] must be text, got {shown(text)}")
+
+
+def check_anchors(anchors: Any, where: str, *, minimum: int) -> None:
+    """Nothing, if `anchors` is a list of at least `minimum` strings, all different.
+
+    Raises:
+        DataError: it is not; the message starts with `where`.
+    """
+    check_texts(anchors, "anchors", where, minimum=minimum)
+    first_at: dict[str, int] = {}
+    for index, anchor in enumerate(anchors):
+        if first_at.setdefault(anchor, index) < index:
+            raise DataError(
+                f"{where}: anchors[{first_at[anchor]}] and anchors[{index}] are the same text, so their order means nothing; "
+                "keep one of them"
+            )
+
+
+def _id(row: Mapping[str, Any], number: int) -> str:
+    return str(number if row.get("id") is None else row["id"])
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number that JSON knows")
+
+
+def _no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {shown(key)} stands twice in one object")
+        found[key] = value
+    return found
 
 
 def _is_turn(turn: Any) -> bool:
-    return isinstance(turn, Mapping) and isinstance(turn.get("role"), str) and "content" in turn
-
-
-def _show(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
+    if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
+        return False
+    return isinstance(turn.get("content"), str | list) or bool(turn.get("tool_calls"))

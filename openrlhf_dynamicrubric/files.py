@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+_BLOCK = 65_536
 
 
 def write_atomic(path: Path, text: str) -> None:
     """The file at `path` holds `text`, or what it held before: written beside, synced, renamed.
 
+    A lone surrogate in the text becomes "?".
+
     Raises:
         OSError: the disk is full, or the folder cannot be written; `path` is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with beside.open("wb") as file:
+            file.write(text.encode("utf-8", "replace"))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
@@ -49,14 +55,27 @@ def json_line(row: Any) -> str:
 
 
 def append_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Rows at the end of a JSONL file, synced; a line that a crash left unfinished is taken away first."""
-    lines = "".join(json_line(row) for row in rows)
+    """Rows at the end of a JSONL file, synced; a line that a crash left unfinished is taken away first.
+
+    One process at a time: two that append at once could take each other's unfinished line away.
+
+    Raises:
+        OSError: the disk is full, say; none of the rows is kept.
+        ValueError: a row holds NaN or an infinity; nothing is written.
+    """
+    lines = "".join(json_line(row) for row in rows).encode("utf-8", "replace")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        _drop_unfinished_line(file)
-        file.write(lines.encode("utf-8", "replace"))
-        file.flush()
-        os.fsync(file.fileno())
+    with path.open("a+b", buffering=0) as file:  # a buffer would try again, on closing, what has failed
+        end = _drop_unfinished_line(file)
+        try:
+            rest = memoryview(lines)
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):  # /dev/full and the like cannot be cut
+                file.truncate(end)
+            raise
 
 
 def read_lines(path: Path) -> Iterator[Any]:
@@ -67,17 +86,20 @@ def read_lines(path: Path) -> Iterator[Any]:
                 yield json.loads(line)
 
 
-def _drop_unfinished_line(file: IO[bytes]) -> None:
-    end = file.seek(0, os.SEEK_END)
-    keep = end
+def _drop_unfinished_line(file: FileIO) -> int:
+    """Cuts the file behind its last line end, and gives the length that is left."""
+    end = keep = file.seek(0, os.SEEK_END)
     while keep > 0:
-        file.seek(keep - 1)
-        if file.read(1) == b"\n":
+        start = max(0, keep - _BLOCK)
+        file.seek(start)
+        line_end = file.read(keep - start).rfind(b"\n")
+        if line_end >= 0:
+            keep = start + line_end + 1
             break
-        keep -= 1
+        keep = start
     if keep < end:
         file.truncate(keep)
-    file.seek(0, os.SEEK_END)
+    return file.seek(0, os.SEEK_END)
 
 
 @contextmanager
