@@ -10,8 +10,32 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
+
+class _Background:
+    """The loop and its thread, made when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._of_parents: list[asyncio.AbstractEventLoop] = []
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="dynamicrubric", daemon=True).start()
+            return self._loop
+
+    def forget(self) -> None:
+        """In a forked child: the loop's thread stayed with the parent, and so did whoever held the lock."""
+        self._lock = threading.Lock()
+        if self._loop is not None:
+            self._of_parents.append(self._loop)  # kept, because closing it would reach into the parent's selector
+        self._loop = None
+
+
+_background = _Background()
+os.register_at_fork(after_in_child=_background.forget)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -26,21 +50,25 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         Its result.
 
     Raises:
-        Exception: whatever the coroutine raises.
+        RuntimeError: called by something that this loop runs, which would wait for itself for ever.
+        BaseException: whatever the coroutine raises.
     """
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    loop = _background.loop()
+    if asyncio._get_running_loop() is loop:
+        coroutine.close()
+        raise RuntimeError("aio.run was called inside a coroutine that aio.run runs; await there instead")
+    future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), loop)
     try:
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        raise
+        result, stop = future.result()
+    finally:
+        future.cancel()  # does nothing once there is a result; on Ctrl-C it stops the work
+    if stop is not None:
+        raise stop
+    return result
 
 
-def _loop() -> asyncio.AbstractEventLoop:
-    pid = os.getpid()
-    with _lock:
-        if pid not in _loops:
-            _loops.clear()  # loops of a parent process have no thread here
-            _loops[pid] = loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="dynamicrubric", daemon=True).start()
-        return _loops[pid]
+async def _outcome(coroutine: Coroutine[Any, Any, T]) -> tuple[Any, BaseException | None]:
+    try:
+        return await coroutine, None
+    except (KeyboardInterrupt, SystemExit) as stop:  # raised here, they would end the loop's thread
+        return None, stop
