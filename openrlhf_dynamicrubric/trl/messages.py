@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,8 +54,9 @@ def response_text(completion: Any, where: str, *, strip_reasoning: bool) -> str:
     if isinstance(completion, str):
         return completion
     turns = [_without_reasoning(turn, where, strip_reasoning) for turn in _turns(completion, where)]
-    if len(turns) == 1 and set(turns[0]) <= {"role", "content"}:
-        return turns[0]["content"]
+    if len(turns) == 1:  # a call of a tool is part of what was said
+        only = turns[0]
+        return only["content"] if set(only) <= {"role", "content"} else json.dumps(dict(only), ensure_ascii=False, default=str)
     return prompts.conversation_text(turns) if turns else ""
 
 
