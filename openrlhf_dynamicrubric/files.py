@@ -14,8 +14,8 @@ from typing import Any
 _BLOCK = 65_536
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """The file at `path` holds `text`, or what it held before: written beside, synced, renamed.
+def write_atomic(path: Path, text: str | Iterable[str]) -> None:
+    """The file at `path` holds `text` (or its pieces in a row), or what it held before: written beside, synced, renamed.
 
     A lone surrogate in the text becomes "?".
 
@@ -26,7 +26,7 @@ def write_atomic(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with beside.open("wb") as file:
-            file.write(text.encode("utf-8", "replace"))
+            file.writelines(piece.encode("utf-8", "replace") for piece in ([text] if isinstance(text, str) else text))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
