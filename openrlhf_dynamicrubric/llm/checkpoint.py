@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from openrlhf_dynamicrubric.errors import MissingDependencyError, ModelLoadError
 
@@ -36,17 +36,21 @@ def load_causal_lm(path: str | Path, *, dtype: str = "auto", device: str | torch
     return model.to(device).eval() if device is not None else model.eval()  # type: ignore[arg-type]
 
 
-def check_checkpoint(path: str | Path) -> None:
+def check_checkpoint(path: str | Path) -> int:
     """Passes where `load_causal_lm` and `load_tokenizer` would, without memory or time for the weights.
 
     Args:
         path: a folder, or a name on a hub.
 
+    Returns:
+        How many parameters the model has.
+
     Raises:
         ModelLoadError: as `load_causal_lm`.
     """
-    _load(path, dtype="auto", device_map="meta")
+    model = _load(path, dtype="auto", device_map="meta")
     load_tokenizer(path)
+    return model.num_parameters()
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -72,6 +76,30 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         raise ModelLoadError(f"the tokenizer of {path} has neither a pad token nor an end token; set one and save it again")
     return tokenizer
+
+
+def process_device() -> torch.device:
+    """The device that accelerate gives this process."""
+    try:
+        from accelerate import PartialState
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    return cast("torch.device", PartialState().device)
+
+
+@contextmanager
+def without_zero3() -> Iterator[None]:
+    """A model loaded inside is whole on this device, also where DeepSpeed would share its weights out over the ranks."""
+    from transformers.integrations import deepspeed
+
+    reference = deepspeed._hf_deepspeed_config_weak_ref
+    config = reference() if reference is not None else None
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if config is not None:
+            deepspeed.set_hf_deepspeed_config(config)
 
 
 @contextmanager
@@ -143,7 +171,12 @@ def _transformers() -> Any:
     try:
         import transformers
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"judges in this process need {error.name}: pip install 'openrlhf_dynamicrubric[trl]'"
-        ) from error
+        raise _missing(error) from error
     return transformers
+
+
+def _missing(error: ModuleNotFoundError) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"judges in this process need {error.name}: pip install 'openrlhf_dynamicrubric[trl]', "
+        "or for the embedded model 'openrlhf_dynamicrubric[demo]'"
+    )

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import time
-from contextlib import redirect_stderr
+from contextlib import AbstractContextManager, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def embedded_model() -> Path:
     return folder
 
 
-def _lock(folder: Path):  # noqa: ANN202
+def _lock(folder: Path) -> AbstractContextManager[bool]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from openrlhf_dynamicrubric.evaluator import Evaluator, EvaluatorConfig
 from openrlhf_dynamicrubric.llm.base import LanguageModel
 
+if TYPE_CHECKING:
+    from openrlhf_dynamicrubric.llm.transformers_local import TransformersModel
+
 _lock = threading.Lock()
-_loaded: dict[tuple[int, str, str], LanguageModel] = {}
+_loaded: dict[tuple[int, str, str], TransformersModel] = {}
 
 
-def load_model(name: str, *, dtype: str = "auto", batch_tokens: int = 16_384) -> LanguageModel:
+def load_model(name: str, *, dtype: str = "auto", batch_tokens: int = 16_384, judge: bool = True) -> LanguageModel:
     """The language model of that name, the same object for the same name and precision throughout a process.
 
     Args:
         name: `embedded`, a folder, or a name on a hub.
         dtype: "auto" (that of the checkpoint), "float32", "bfloat16" or "float16".
         batch_tokens: most tokens, padding included, in one forward pass; of several calls the smallest counts.
+        judge: the model will be asked for rubrics or verdicts, not for plain completions alone.
 
     Returns:
         The model, ready to be asked.
@@ -36,9 +41,10 @@ def load_model(name: str, *, dtype: str = "auto", batch_tokens: int = 16_384) ->
         if model is None:
             model = TransformersModel.load(resolve_model(name), dtype=dtype, batch_tokens=batch_tokens, name=name)
             _loaded[key] = model
-        if isinstance(model, TransformersModel):
-            model.batch_tokens = min(model.batch_tokens, batch_tokens)
-        return model
+        model.batch_tokens = min(model.batch_tokens, batch_tokens)
+    if judge:
+        model.check_judge()
+    return model
 
 
 def load_evaluator(config: EvaluatorConfig, *, with_generator: bool = True) -> Evaluator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from openrlhf_dynamicrubric.errors import ModelCallError, ModelLoadError
@@ -81,26 +82,39 @@ class ChatEncoder:
         return self.tokenizer(texts, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
 
 
-def answer_tokens(tokenizer: PreTrainedTokenizerBase, word: str, *, name: str) -> list[int]:
-    """Every single token that spells a word: lower case, capitalised or in capitals, white space around it or none.
+@dataclass(frozen=True, slots=True)
+class AnswerTokens:
+    """The token ids that spell yes and no, at least one each."""
+
+    yes: tuple[int, ...]
+    no: tuple[int, ...]
+
+
+def answer_tokens(tokenizer: PreTrainedTokenizerBase, *, name: str) -> AnswerTokens:
+    """Every single token that spells yes or no: lower case, capitalised or in capitals, white space around it or none.
 
     Args:
         tokenizer: whose vocabulary is looked through.
-        word: in lower case.
         name: what messages call the model.
 
     Returns:
-        The token ids, at least one.
+        The token ids.
 
     Raises:
-        ModelLoadError: no token spells it, so that the first token of an answer cannot be read.
+        ModelLoadError: no token spells one of the words, so that the first token of an answer cannot be read.
     """
+    return AnswerTokens(_spelling(tokenizer, "yes", name=name), _spelling(tokenizer, "no", name=name))
+
+
+def _spelling(tokenizer: PreTrainedTokenizerBase, word: str, *, name: str) -> tuple[int, ...]:
     spellings = {word, word.capitalize(), word.upper()}
-    likely = [
-        token for text, token in tokenizer.get_vocab().items() if text.lower().endswith(word) and len(text) < len(word) + 4
-    ]
     special = set(tokenizer.all_special_ids)
-    tokens = sorted(t for t in likely if t not in special and str(tokenizer.decode([t])).strip() in spellings)
+    likely = [
+        token
+        for text, token in tokenizer.get_vocab().items()
+        if text.lower().endswith(word) and len(text) < len(word) + 4 and token not in special
+    ]
+    tokens = tuple(sorted(token for token in likely if str(tokenizer.decode([token])).strip() in spellings))
     if not tokens:
         raise ModelLoadError(f"the tokenizer of {name} has no single token for {word!r}, so its verdicts cannot be read")
     return tokens

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from openrlhf_dynamicrubric.llm.transformers_forward import forward, keeps_keys_only, left_padded
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
@@ -26,6 +28,8 @@ class Row:
         seed: of the noise.
         guide: what the text has to match, if anything.
         abandoned: True once nobody waits for it any more.
+        written: the tokens so far, without the one that ended the text.
+        ended: the model ended the text by itself.
     """
 
     prompt: list[int]
@@ -39,15 +43,24 @@ class Row:
     ended: bool = False
     matcher: Any = None
 
-    def take(self, token: int, eos_token_ids: frozenset[int]) -> bool:
-        """Adds a token; True while there is more to write."""
+    def start(self) -> None:
+        """Nothing is written yet."""
+        self.written, self.ended = [], False
+        self.matcher = self.guide.matcher() if self.guide else None
+
+    @property
+    def done(self) -> bool:
+        """There is nothing more to write."""
+        return self.ended or len(self.written) >= self.max_tokens or self.abandoned()
+
+    def take(self, token: int, eos_token_ids: frozenset[int]) -> None:
+        """Adds a token, or ends the text with it."""
         if token in eos_token_ids:
             self.ended = True
-            return False
+            return
         self.written.append(token)
         if self.matcher is not None:
             self.matcher.consume_token(token)
-        return len(self.written) < self.max_tokens and not self.abandoned()
 
 
 def decode(model: PreTrainedModel, rows: Sequence[Row], *, pad_token_id: int, eos_token_ids: frozenset[int]) -> None:
@@ -56,37 +69,40 @@ def decode(model: PreTrainedModel, rows: Sequence[Row], *, pad_token_id: int, eo
     Args:
         model: in eval mode.
         rows: what to write; `written` and `ended` are filled in.
-        pad_token_id: fills prompts up on the left.
+        pad_token_id: fills prompts up on the left; an architecture that keeps a state for its text wants equal lengths.
         eos_token_ids: tokens that end a row.
     """
     import torch
     from transformers import DynamicCache
 
-    from openrlhf_dynamicrubric.llm.transformers_forward import forward, left_padded
-
     rows = list(rows)
     for row in rows:
-        row.written, row.ended = [], False
-        row.matcher = row.guide.matcher() if row.guide else None
+        row.start()
     cache = DynamicCache(config=model.config)
-    tokens, mask = left_padded([row.prompt for row in rows], pad_token_id, model.device)
-    position = mask.cumsum(-1).sub_(1).clamp_(min=0)
-    while rows:
+    shrinks = keeps_keys_only(cache)
+    tokens, mask, position = left_padded([row.prompt for row in rows], pad_token_id, model.device)
+    while True:
         scores = forward(model, tokens, attention_mask=mask, position_ids=position, cache=cache)[:, -1].float()
         chosen = choose(_constrain(scores, rows), rows).tolist()
-        going = [index for index, row in enumerate(rows) if row.take(chosen[index], eos_token_ids)]
-        if len(going) < len(rows):
-            kept = torch.tensor(going, dtype=torch.long, device=mask.device)
-            rows = [rows[index] for index in going]
-            if rows:
-                cache.batch_select_indices(kept)
-            mask, position = mask[kept], position[kept]
-        tokens = torch.tensor([[chosen[index]] for index in going], device=mask.device)
-        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+        for row, token in zip(rows, chosen, strict=True):
+            if not row.done:
+                row.take(token, eos_token_ids)
+        going = [index for index, row in enumerate(rows) if not row.done]
+        if not going:
+            return
+        if shrinks and len(going) < len(rows):
+            kept = torch.tensor(going, device=model.device)
+            cache.batch_select_indices(kept)
+            position = position[kept]
+            mask = None if mask is None else mask[kept]
+            rows, chosen = [rows[index] for index in going], [chosen[index] for index in going]
+        tokens = torch.tensor(chosen, device=model.device)[:, None]
         position = position[:, -1:] + 1
+        mask = None if mask is None else torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
 
 
 def _constrain(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """The scores with -inf where a row's guide allows no token."""
     import torch
 
     for guide in {id(row.guide): row.guide for row in rows if row.guide}.values():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import DynamicCache, PreTrainedModel
 
 
 def forward(
@@ -56,13 +56,27 @@ def parameters(model_class: type[PreTrainedModel]) -> frozenset[str]:
     return frozenset(inspect.signature(model_class.forward).parameters)
 
 
+def keeps_keys_only(cache: DynamicCache) -> bool:
+    """Whether every layer of a cache holds keys and values row by row, and no other state."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+
+
 def left_padded(
     sequences: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask, shape (rows, longest), padding first."""
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Sequences as the rows of one tensor, padding first.
+
+    Returns:
+        Token ids, shape (rows, longest); the mask of the same shape, None where there is no padding; each row's positions.
+    """
     import torch
 
     longest = max(map(len, sequences))
-    ids = [[pad_token_id] * (longest - len(sequence)) + list(sequence) for sequence in sequences]
-    mask = [[0] * (longest - len(sequence)) + [1] * len(sequence) for sequence in sequences]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+    gaps = [longest - len(sequence) for sequence in sequences]
+    rows = [[pad_token_id] * gap + list(sequence) for gap, sequence in zip(gaps, sequences, strict=True)]
+    gap_R = torch.tensor(gaps, device=device)
+    column_L = torch.arange(longest, device=device)
+    mask_RL = (column_L >= gap_R[:, None]).long() if any(gaps) else None
+    return torch.tensor(rows, device=device), mask_RL, (column_L - gap_R[:, None]).clamp(min=0)

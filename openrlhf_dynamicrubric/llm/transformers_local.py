@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import contextlib
 import json
-import math
-import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from openrlhf_dynamicrubric.errors import ModelCallError
+from openrlhf_dynamicrubric.errors import ConfigError
 from openrlhf_dynamicrubric.llm.base import Completion, Judgement
-from openrlhf_dynamicrubric.llm.transformers_chat import ChatEncoder, answer_tokens
-from openrlhf_dynamicrubric.llm.transformers_decode import Row, decode
-from openrlhf_dynamicrubric.llm.transformers_verdicts import AnswerTokens, plain_log_odds
-from openrlhf_dynamicrubric.types import Prompt, Usage
+from openrlhf_dynamicrubric.llm.calls import Call, CallQueue
+from openrlhf_dynamicrubric.llm.transformers_chat import AnswerTokens, ChatEncoder, answer_tokens
+from openrlhf_dynamicrubric.llm.transformers_completions import CompletionRequest, answer_completions
+from openrlhf_dynamicrubric.llm.transformers_forward import keeps_keys_only
+from openrlhf_dynamicrubric.llm.transformers_judgements import JudgementRequest, answer_judgements
+from openrlhf_dynamicrubric.types import Prompt
 
 if TYPE_CHECKING:
     import torch
@@ -30,27 +25,40 @@ if TYPE_CHECKING:
 
 
 class TransformersModel:
-    """Completions and verdicts of one model in this process."""
+    """Completions and verdicts of one model in this process, a `llm.base.LanguageModel`.
+
+    Calls that wait at the same time are computed in batches on one worker thread of the device, so that the event loop
+    stays free. A call's result depends on its own arguments only: rows of a batch do not see each other, and each draws
+    with its own noise. What remains is rounding: a row's logits differ by some 1e-6 with its batch in float32, by up to
+    0.1 in half precision, where two nearly equal tokens may then change places.
+
+    The object cannot be pickled and belongs to one process; name the model and load it again in the other.
+
+    Args:
+        model: belongs to this object from now on: put into eval mode, not to be trained.
+        tokenizer: a fast one, with a chat template if chats are to be completed or judged.
+        name: what records call the model.
+        batch_tokens: most tokens, padding included, in one forward pass.
+    """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        name: str,
-        batch_tokens: int = 16_384,
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_tokens: int = 16_384
     ) -> None:
+        from transformers import DynamicCache
+
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
         self.batch_tokens = batch_tokens
         self.chat = ChatEncoder(tokenizer, name=name)
-        self._executor = concurrent.futures.ThreadPoolExecutor(1)
-        eos = model.generation_config.eos_token_id if model.generation_config else None
-        ids = [*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id]
-        self._eos_token_ids = frozenset(token for token in ids if token is not None)
-        self._pad = tokenizer.pad_token_id or 0
-        self._answers = None
+        self.pad_token_id = int(tokenizer.pad_token_id or 0)  # type: ignore[arg-type]
+        self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self.pads = keeps_keys_only(DynamicCache(config=model.config))
+        self.shares_prefixes: bool | None = None
+        self._answer_tokens: AnswerTokens | None = None
+        self._guides: dict[str, SchemaGuide] = {}
+        self._guard = threading.Lock()
+        self._calls = CallQueue(self._handle, str(model.device))
 
     @classmethod
     def load(
@@ -62,20 +70,63 @@ class TransformersModel:
         batch_tokens: int = 16_384,
         name: str | None = None,
     ) -> TransformersModel:
-        from accelerate import PartialState
+        """The model and tokenizer of a folder or hub, on a device.
 
-        from openrlhf_dynamicrubric.llm.checkpoint import load_causal_lm, load_tokenizer
+        Args:
+            path: a folder, or a name on a hub.
+            dtype: "auto" (that of the checkpoint), "float32", "bfloat16" or "float16".
+            device: None takes the one that accelerate gives this process.
+            batch_tokens: most tokens, padding included, in one forward pass.
+            name: what records call the model; None takes `path`.
 
-        device = PartialState().device if device is None else device
-        model = load_causal_lm(path, dtype=dtype, device=device)
-        return cls(model, load_tokenizer(path), name=name or str(path), batch_tokens=batch_tokens)
+        Returns:
+            The model.
+
+        Raises:
+            ModelLoadError: it cannot be loaded whole.
+            MissingDependencyError: torch, transformers or accelerate is not installed.
+        """
+        from openrlhf_dynamicrubric.llm.checkpoint import load_causal_lm, load_tokenizer, process_device, without_zero3
+
+        tokenizer = load_tokenizer(path)
+        with without_zero3():
+            model = load_causal_lm(path, dtype=dtype, device=process_device() if device is None else device)
+        return cls(model, tokenizer, name=name or str(path), batch_tokens=batch_tokens)
 
     def check_judge(self) -> None:
+        """Passes where the model can be asked for rubrics and verdicts.
+
+        Raises:
+            ModelLoadError: no chat template, or no single token for yes or for no.
+        """
         self.chat.check_chat_template()
-        self._answers = AnswerTokens(
-            tuple(answer_tokens(self.tokenizer, "yes", name=self.name)),
-            tuple(answer_tokens(self.tokenizer, "no", name=self.name)),
-        )
+        self.answer_tokens  # noqa: B018
+
+    @property
+    def answer_tokens(self) -> AnswerTokens:
+        """The tokens that spell yes and no.
+
+        Raises:
+            ModelLoadError: there are none for one of the words.
+        """
+        if self._answer_tokens is None:
+            self._answer_tokens = answer_tokens(self.tokenizer, name=self.name)
+        return self._answer_tokens
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Most tokens of prompt and answer together; None where the model has no limit of its own."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def guide(self, schema: Mapping[str, Any]) -> SchemaGuide:
+        """The guide for a JSON schema, made once."""
+        from openrlhf_dynamicrubric.llm.constrained import SchemaGuide
+
+        key = json.dumps(schema)
+        with self._guard:
+            if key not in self._guides:
+                self._guides[key] = SchemaGuide(self.tokenizer, schema, sorted(self.eos_token_ids))
+            return self._guides[key]
 
     async def complete(
         self,
@@ -87,31 +138,43 @@ class TransformersModel:
         seed: int = 0,
         json_schema: Mapping[str, Any] | None = None,
     ) -> Completion:
-        def work():
-            import torch
+        """One sampled completion; see `llm.base.LanguageModel.complete`.
 
-            from openrlhf_dynamicrubric.llm.constrained import SchemaGuide
-
-            guide = SchemaGuide(self.tokenizer, json_schema, sorted(self._eos_token_ids)) if json_schema else None
-            row = Row(self.chat.prompt(prompt), max_tokens, temperature, top_p, seed, guide)
-            with torch.inference_mode():
-                decode(self.model, [row], pad_token_id=self._pad, eos_token_ids=self._eos_token_ids)
-            text = self.tokenizer.decode(row.written, skip_special_tokens=True)
-            usage = Usage(calls=1, prompt_tokens=len(row.prompt), completion_tokens=len(row.written))
-            return Completion(text, "stop" if row.ended else "length", usage)
-
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        Raises:
+            ModelCallError: the prompt does not fit into the context, or one row not into the device's memory.
+            ModelLoadError: chat turns for a model without a chat template.
+            ConfigError: an argument is out of its range.
+        """
+        if max_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
+            raise ConfigError(
+                "sampling takes max_tokens >= 1, temperature >= 0 and top_p in (0, 1], "
+                f"got max_tokens={max_tokens}, temperature={temperature}, top_p={top_p}"
+            )
+        return await self._calls.ask(CompletionRequest(prompt, max_tokens, temperature, top_p, seed, json_schema))
 
     async def yes_probabilities(self, shared: str, questions: Sequence[str]) -> Judgement:
-        def work():
-            import torch
+        """The probability of yes for each question; see `llm.base.LanguageModel.yes_probabilities`.
 
-            if self._answers is None:
-                self.check_judge()
-            sequences = self.chat.questions(shared, questions)
-            with torch.inference_mode():
-                odds = plain_log_odds(self.model, sequences, self._answers, pad_token_id=self._pad)
-            usage = Usage(calls=len(questions), prompt_tokens=sum(map(len, sequences)))
-            return Judgement(tuple(1 / (1 + math.exp(-x)) for x in odds), usage)
+        Raises:
+            ModelLoadError: no chat template, or no single token for yes or for no.
+        """
+        self.check_judge()
+        return await self._calls.ask(JudgementRequest(shared, tuple(questions)))
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+    def _handle(self, calls: list[Call[CompletionRequest | JudgementRequest]]) -> None:
+        import torch
+
+        judgements: list[Call[JudgementRequest]] = []
+        completions: list[Call[CompletionRequest]] = []
+        for call in calls:
+            (judgements if isinstance(call.request, JudgementRequest) else completions).append(call)  # type: ignore[arg-type]
+        with torch.inference_mode():
+            answer_judgements(self, judgements)
+            answer_completions(self, completions)
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a text, by the model's generation config or by the tokenizer."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
+    return frozenset(token for token in ids if isinstance(token, int))

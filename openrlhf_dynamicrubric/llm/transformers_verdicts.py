@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
-from openrlhf_dynamicrubric.llm.transformers_forward import forward, left_padded
+from openrlhf_dynamicrubric.llm.transformers_chat import AnswerTokens
+from openrlhf_dynamicrubric.llm.transformers_forward import forward, keeps_keys_only, left_padded, parameters
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerTokens:
-    """The token ids that spell yes and no."""
-
-    yes: tuple[int, ...]
-    no: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +43,7 @@ def plain_log_odds(
     Returns:
         log P(yes) / P(no) of the next token; NaN or infinite where the model's logits are.
     """
-    tokens, mask = left_padded(sequences, pad_token_id, model.device)
-    position = mask.cumsum(-1).sub_(1).clamp_(min=0)
+    tokens, mask, position = left_padded(sequences, pad_token_id, model.device)
     logits = forward(model, tokens, attention_mask=mask, position_ids=position)
     return _log_odds(logits[:, -1], answers).tolist()
 
@@ -79,7 +73,8 @@ def shared_log_odds(
     orders = [sorted(range(len(row.suffixes)), key=lambda j, row=row: -len(row.suffixes[j])) for row in rows]
     ordered = [[row.suffixes[j] for j in order] for row, order in zip(rows, orders, strict=True)]
     longest = max(len(row.prefix) for row in rows)
-    prefixes = torch.tensor([row.prefix + [pad_token_id] * (longest - len(row.prefix)) for row in rows], device=device)
+    # Fills up with a token of the row, which is masked like any other: some architectures suspect a pad token here.
+    prefixes = torch.tensor([row.prefix + row.prefix[-1:] * (longest - len(row.prefix)) for row in rows], device=device)
     cache = DynamicCache(config=model.config)
     forward(model, prefixes, attention_mask=None, position_ids=None, cache=cache)
     tokens, offsets, real, slots, ends = _slots(ordered, pad_token_id, device)
@@ -92,6 +87,59 @@ def shared_log_odds(
         for slot, suffix in enumerate(order):
             result[row][suffix] = values[row][slot]
     return result
+
+
+def shared_row_limit(model: PreTrainedModel) -> float:
+    """Most tokens of a prefix and one suffix that `shared_log_odds` computes as the model would: its sliding window.
+
+    Returns:
+        Infinite where every layer sees everything; 0 where a layer keeps something else than keys and values.
+    """
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    if not keeps_keys_only(cache):
+        return 0
+    return min((getattr(layer, "sliding_window", math.inf) for layer in cache.layers), default=math.inf)
+
+
+def sharing_error(model: PreTrainedModel, answers: AnswerTokens, *, pad_token_id: int) -> float:
+    """How far `shared_log_odds` is from `plain_log_odds` on a small example.
+
+    Args:
+        model: in eval mode.
+        answers: what spells yes and no.
+        pad_token_id: fills rows up.
+
+    Returns:
+        The largest difference of log-odds; infinite for an architecture that cannot be asked in that way.
+    """
+    needed = {"position_ids", "attention_mask", "use_cache"}
+    if model.config._attn_implementation not in ("eager", "sdpa") or not needed <= parameters(type(model)):
+        return math.inf
+    shapes = ((7, (3, 5)), (4, (2, 1, 4)))
+    if shared_row_limit(model) < max(prefix + max(suffixes) for prefix, suffixes in shapes):
+        return math.inf
+    size = int(model.config.get_text_config().vocab_size)
+    random = Random(0)
+    rows = [
+        SharedRow(
+            [random.randrange(size) for _ in range(prefix)], [[random.randrange(size) for _ in range(n)] for n in suffixes]
+        )
+        for prefix, suffixes in shapes
+    ]
+    together = shared_log_odds(model, rows, answers, pad_token_id=pad_token_id)
+    alone = plain_log_odds(
+        model, [row.prefix + suffix for row in rows for suffix in row.suffixes], answers, pad_token_id=pad_token_id
+    )
+    differences = [abs(a - b) for a, b in zip([value for row in together for value in row], alone, strict=True)]
+    return max(difference if difference == difference else math.inf for difference in differences)
+
+
+def slot_tokens(lengths: Sequence[Sequence[int]]) -> int:
+    """Columns that suffixes of these lengths take, a list of lengths for each row."""
+    ordered = [sorted(row, reverse=True) for row in lengths]
+    return sum(max(row[j] for row in ordered if j < len(row)) for j in range(max(map(len, ordered))))
 
 
 def _slots(
