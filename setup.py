@@ -36,7 +36,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=[NAME, f"{NAME}.*"]),
-    package_data={NAME: ["py.typed", "*.html", "data/*", "prompts/*.txt"]},
+    package_data={NAME: ["py.typed", "report/*.html", "data/*", "prompts/*.txt"]},
     install_requires=["numpy>=2.0,<3", "PyYAML>=6,<7", "rich>=14,<16", "Jinja2>=3.1,<4", "matplotlib>=3.10,<4"],
     extras_require={"trl": TRL, "demo": TRL + DEMO, "dev": TRL + DEMO + DEV},
     entry_points={"console_scripts": ["dynamicrubric = openrlhf_dynamicrubric.cli:main"]},
