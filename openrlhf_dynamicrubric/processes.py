@@ -19,6 +19,9 @@ from openrlhf_dynamicrubric.files import locked
 LEADER = "DYNAMICRUBRIC_LEADER"
 """Environment variable with the process id of the orchestrator; phases that it starts end when it does."""
 
+STARTED = time.monotonic()
+"""When this process began, within the time that it takes to load this file."""
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 

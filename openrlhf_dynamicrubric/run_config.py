@@ -40,6 +40,7 @@ class SampleConfig:
     temperature: float = _option(1.0, "Sampling temperature.")
     top_p: float = _option(1.0, "Nucleus, in (0, 1].")
     batch_prompts: int = _option(4, "Prompts that are answered at once on each process; each brings K responses.")
+    batch_tokens: int = _option(65_536, "Most tokens, padding included, in one forward pass.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option("auto", "Precision of the sampling policy.")
 
     def __post_init__(self) -> None:
@@ -47,6 +48,7 @@ class SampleConfig:
         _require("sample.max_new_tokens", self.max_new_tokens, at_least=1)
         _require("sample.temperature", self.temperature, at_least=0)
         _require("sample.batch_prompts", self.batch_prompts, at_least=1)
+        _require("sample.batch_tokens", self.batch_tokens, at_least=1)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"sample.top_p must lie in (0, 1], got {self.top_p}")
 
