@@ -40,7 +40,7 @@ def test_a_group_has_at_least_one_row(size):
 
 
 def test_two_prompts_in_one_group_are_named_by_position():
-    with pytest.raises(DataError, match="completions 4 and 6 .* one group of 4, but their prompts differ: 'b' and 'c'"):
+    with pytest.raises(DataError, match=r"completions 4 and 6 .* one group of 4, but their prompts differ: 'b' and 'c'"):
         cut_groups(rows("aaaabbcc"), 4)
 
 

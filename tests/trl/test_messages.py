@@ -35,7 +35,7 @@ def test_text_parts_are_joined():
 
 @pytest.mark.parametrize("part", [{"type": "image", "image": "..."}, {"type": "text", "text": None}, "bare"])
 def test_parts_that_are_not_text_are_refused(part):
-    with pytest.raises(DataError, match="completion 3 has a part of type .*; judges read text only"):
+    with pytest.raises(DataError, match=r"completion 3 has a part of type .*; judges read text only"):
         read([assistant([part])])
 
 

@@ -114,7 +114,7 @@ def test_zero_bears_any_number_of_steps():
 def test_rows_that_are_no_whole_groups_are_refused():
     with pytest.raises(DataError, match="3 completions over all ranks do not divide into groups of 2"):
         reward(num_generations=2)(["p"] * 3, ["a", "b", "c"])
-    with pytest.raises(DataError, match="completions 2 and 3 .* their prompts differ"):
+    with pytest.raises(DataError, match=r"completions 2 and 3 .* their prompts differ"):
         reward(num_generations=2)(["p", "p", "p", "q"], ["a", "b", "c", "d"])
     with pytest.raises(DataError, match="2 prompts for 1 completions"):
         reward()(["p", "p"], ["a"])
@@ -208,7 +208,7 @@ def test_judging_leaves_no_trace_in_random_numbers_and_takes_no_gradients():
         torch.manual_seed(random.randrange(100))
         return float(np.random.rand())
 
-    torch.manual_seed(3), np.random.seed(3), random.seed(3)  # noqa: NPY002
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     reward(ScriptedModel(judge=judge))(["p"] * 2, ["a", "b"])
     after = torch.get_rng_state(), np.random.get_state(), random.getstate()
