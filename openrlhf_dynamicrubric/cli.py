@@ -6,7 +6,6 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from openrlhf_dynamicrubric import processes
 from openrlhf_dynamicrubric.errors import DynamicRubricError
@@ -40,8 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in PHASES:
         processes.follow_leader()
     try:
-        if command == "report":
-            return _report(argv[1:])
         return importlib.import_module(f"openrlhf_dynamicrubric.{module}").main(argv[1:])
     except DynamicRubricError as error:
         _complain(str(error))
@@ -68,19 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of the commands below")
     return parser
-
-
-def _report(argv: Sequence[str]) -> int:
-    from rich.console import Console
-
-    from openrlhf_dynamicrubric.report import write_report
-
-    parser = argparse.ArgumentParser(prog="dynamicrubric report", description=COMMANDS["report"][1])
-    parser.add_argument("run", type=Path, help="a run folder of `dynamicrubric coevolve`, or a folder of records")
-    parser.add_argument("--output", type=Path, help="where to write the page; default RUN/report.html")
-    options = parser.parse_args(argv)
-    Console().print(str(write_report(options.run, options.output)), markup=False, highlight=False, soft_wrap=True)
-    return 0
 
 
 def _complain(text: str) -> None:

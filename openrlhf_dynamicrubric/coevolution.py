@@ -84,11 +84,12 @@ def _run(config: RunConfig, plan: Sequence[Phase], console: Console) -> Path:
             _run_phase(config, plan, phase, console)
             if phase.kind == phases.TRAIN_POLICY:
                 _report(config, console)
-    except (DynamicRubricError, KeyboardInterrupt):
+    except DynamicRubricError:
         if any(config.folder.rglob("records/*.jsonl")):
             _report(config, console)
         raise
-    console.print(terminal.summary_table(plan))
+    for table in terminal.summary_tables(plan, width=console.width):
+        console.print(table)
     report = _report(config, console)
     _say(console, f"Report: {report}")
     return report

@@ -68,7 +68,9 @@ class Watch:
         left = seconds_left(progress, now=time.time())
         whole = None if left is None else run_seconds_left(left, elapsed, self.later, self.spent)
         counted = f"{step}/{total} {progress.get('unit', 'steps')}" if total else "starting"
-        times = f"{counted} · {clock(elapsed)} · phase {about(left)} left · run {about(whole)} left"
+        times = f"{counted} · {clock(elapsed)}"
+        if left is not None and whole is not None:
+            times += f" · phase ~{clock(left)} left · run ~{clock(whole)} left"
         if self._bar:
             bar, task = self._bar
             bar.update(task, completed=step or 0, total=total, times=times)
@@ -121,11 +123,6 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def about(seconds: float | None) -> str:
-    """An estimate of time, or a question mark."""
-    return "?" if seconds is None else f"~{clock(seconds)}"
-
-
 def summary(phases: Iterable[Phase]) -> list[dict[str, str]]:
     """One row a round of what its records say, in words for a table; a dash where they say nothing."""
     rounds: dict[int, dict[str, Phase]] = {}
@@ -154,17 +151,21 @@ def summary(phases: Iterable[Phase]) -> list[dict[str, str]]:
     return rows
 
 
-def summary_table(phases: Iterable[Phase]) -> Table:
-    """`summary` as a table for a console."""
+def summary_tables(phases: Iterable[Phase], *, width: int) -> Iterator[Table]:
+    """`summary` as tables with a column for each round, as many beside each other as fit into `width` characters."""
     from rich.table import Table
 
-    table = Table(title="What the rounds did", caption="a → b: first and last step; a / b: generator and policy training")
     rows = summary(phases)
-    for name in rows[0] if rows else ():
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
+    at_once = max(1, (width - 20) // 19)
+    for start in range(0, len(rows), at_once):
+        some = rows[start : start + at_once]
+        table = Table(caption="a → b: first and last step; a / b: generator and policy training", caption_justify="left")
+        table.add_column("round")
+        for row in some:
+            table.add_column(row["round"], justify="right", no_wrap=True)
+        for name in list(some[0])[1:]:
+            table.add_row(name, *(row[name] for row in some))
+        yield table
 
 
 def tail(log: Path, *, lines: int = 12) -> list[str]:
