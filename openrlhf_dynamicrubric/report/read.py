@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from openrlhf_dynamicrubric.display import alike
 from openrlhf_dynamicrubric.errors import DataError
 from openrlhf_dynamicrubric.objectives import anchor_accuracy, anchor_ranking, discriminability
 from openrlhf_dynamicrubric.phases import DONE, KINDS, LOG, PROGRESS, read_json
@@ -165,9 +166,7 @@ def _take_items(data: RunData, group: Group, items: list[dict[str, Any]], verdic
 
 
 def _count(reasons: dict[Any, Reason], kind: str, text: str, group: Group | None) -> None:
-    # Numbers and quoted words differ from case to case; the reason is the same.
-    key = re.sub(r"\d+|'[^']*'|\"[^\"]*\"", "…", text)[:500]
-    reason = reasons.setdefault((kind, key), Reason(kind, text, group=group))
+    reason = reasons.setdefault((kind, alike(text)), Reason(kind, text, group=group))
     reason.count += 1
 
 
