@@ -103,7 +103,7 @@ def test_no_line_is_wider_than_the_terminal(run: Run, width: int, monkeypatch: p
 
 
 def test_hostile_texts_reach_no_terminal(run: Run, judges: dict[str, Any]) -> None:
-    evil = "\x1b]0;owned\x07\x1b[2J[red]x[/red] :smile: \u202e\r a"
+    evil = "[red]x[/red] :smile: \x1b[2J\x07\u202e\r a"
     rubric = json.dumps({"items": [{"criterion": evil, "weight": 5}]})
     judges["model"] = ScriptedModel(lambda prompt, seed: rubric)
     output = run(sets=[{"prompt": evil, "responses": ["a", evil], "id": evil}])[1]
