@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 _UNSEEN = re.compile(
     "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"  # controls, escape sequences of terminals among them
@@ -38,6 +39,17 @@ def one_line(text: str, limit: int) -> str:
     """
     flat = visible(" ".join(text[: 4 * limit].split()))
     return flat if len(flat) <= limit and len(text) <= 4 * limit else flat[: limit - 1].rstrip() + "…"
+
+
+def model_name(name: str) -> str:
+    """What to call a model: its hub name as it is, of a folder the last part, which tells nothing of the machine.
+
+    Example:
+        >>> model_name("org/model"), model_name("/some/where/model"), model_name("embedded")
+        ('org/model', 'model', 'embedded')
+    """
+    path = Path(name)
+    return path.name if path.is_absolute() or (path.name != name and path.is_dir()) else name
 
 
 def alike(message: str) -> str:

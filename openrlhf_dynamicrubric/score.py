@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from openrlhf_dynamicrubric import aio
 from openrlhf_dynamicrubric.anchors import read_response_sets
+from openrlhf_dynamicrubric.display import model_name
 from openrlhf_dynamicrubric.errors import ConfigError, DataError, RubricParseError
 from openrlhf_dynamicrubric.evaluator import Evaluator, EvaluatorConfig
 from openrlhf_dynamicrubric.parsing import parse_rubric
@@ -184,6 +185,10 @@ def main(argv: Sequence[str]) -> int:
     for number, scored in list(enumerate(results, start=1))[: options.show]:
         score_tables.show_set(console, number, scored.outcome, scored.anchors)
     score_tables.show_summary(console, [(s.outcome, s.anchors) for s in results], seconds=time.monotonic() - started)
+    if "embedded" in {config.verifier, *([] if rubric else [config.generator])}:
+        console.print(
+            "Judged by the embedded 135M model: it proves that everything runs, and nothing about quality.", style="yellow"
+        )
     if records:
         console.print(f"Records: {records.file.path}", markup=False, highlight=False, soft_wrap=True)
     return 0 if any(isinstance(scored.outcome, Evaluation) for scored in results) else 1
@@ -207,7 +212,7 @@ def _records(folder: Path, config: EvaluatorConfig, rubric: Rubric | None) -> In
     if path.exists():
         raise ConfigError(f"{path} exists already; name another folder with --output, or remove it")
     names = {"verifier": config.verifier} if rubric else {"generator": config.generator, "verifier": config.verifier}
-    return InOrder(RecordFile(path, **names))
+    return InOrder(RecordFile(path, **{role: model_name(name) for role, name in names.items()}))
 
 
 @contextmanager

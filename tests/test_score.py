@@ -88,6 +88,13 @@ def test_tables_hold_the_figures(run: Run) -> None:
         assert line in lines
 
 
+def test_embedded_judges_come_with_a_notice(run: Run) -> None:
+    notice = "Judged by the embedded 135M model: it proves that everything runs, and nothing about quality."
+    assert notice in lines_of(run()[1])
+    assert notice in lines_of(run("--verifier", "org/big")[1])
+    assert notice not in lines_of(run("--verifier", "org/big", "--generator", "org/big")[1])
+
+
 def test_piped_output_has_no_escape_sequences(run: Run) -> None:
     assert "\x1b" not in run()[1]
 
@@ -162,17 +169,19 @@ def test_anchors_with_a_missing_verdict_are_left_out(run: Run, judges: dict[str,
 
 def test_records_can_be_reported_on(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    code, output = run("--output", str(folder), "--verifier", "org/big")
+    (tmp_path / "somewhere" / "big").mkdir(parents=True)
+    code, output = run("--output", str(folder), "--verifier", str(tmp_path / "somewhere" / "big"))
     rows = [json.loads(line) for line in (folder / "records" / "groups.jsonl").read_text().splitlines()]
     assert code == 0
     assert f"Records: {folder / 'records' / 'groups.jsonl'}" in output.replace("\n", "")
     assert [row["id"] for row in rows] == ["letters", "2"]
-    assert (rows[0]["generator"], rows[0]["verifier"]) == ("embedded", "org/big")
+    assert (rows[0]["generator"], rows[0]["verifier"]) == ("embedded", "big")
     assert rows[0]["scores"] == [0.625, 0.375, 1.0, 0.0]
     assert rows[0]["anchor_scores"] == [1.0, 0.625, 0.0]
     assert rows[0]["anchor_verdicts"] == [[1, 1, 0], [1, 0, 0]]
     # 4 responses times 2 items; "ab", "a" and "-" as anchors are known by then.
     assert rows[0]["verifier_usage"]["calls"] == 8
+    assert str(tmp_path) not in json.dumps(rows)
     page = write_report(folder).read_text()
     assert "2 of 2 response sets" in " ".join(page.split())
     assert "Judged by the embedded 135M model." in page

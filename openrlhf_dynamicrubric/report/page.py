@@ -85,7 +85,7 @@ def render(data: RunData) -> str:
     numbers = {id(group): number for number, group in enumerate(data.groups, start=1)}
     best, worst = tables.ranked_items(data.items.values(), MOST_ITEMS)
     chosen = choose_sets(data.groups, with_items=[item.group for item in (*best, *worst)])
-    unfolded = next((group for group, why in chosen if why == "widest gap"), None)
+    unfolded = max((g for g in data.groups if g.unscorable is None), key=lambda group: group.gap, default=None)
 
     def set_card(group: Group, why: str) -> str:
         return cards.response_set(views.set_view(data, group, numbers[id(group)], why, unfolded=group is unfolded))

@@ -268,4 +268,5 @@ def ranked_items(items: Iterable[Item], most: int) -> tuple[list[Item], list[Ite
     most = min(most, (len(items) + 1) // 2)
     best = sorted(items, key=lambda item: (-item.variance / item.count, -item.count, -item.weight / item.count))
     worst = sorted(items, key=lambda item: (item.variance / item.count, -item.count, -item.weight / item.count))
-    return best[:most], worst[: min(most, len(items) - most)]
+    chosen = {id(item) for item in best[:most]}
+    return best[:most], [item for item in worst if id(item) not in chosen][:most]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrlhf_dynamicrubric import prompts
+from openrlhf_dynamicrubric.display import model_name, one_line
 from openrlhf_dynamicrubric.report import tables
 from openrlhf_dynamicrubric.report.data import Group, Item, Phase, Reason, RunData, Sampled, Source
 from openrlhf_dynamicrubric.report.tables import Curve, Measure
@@ -56,7 +57,7 @@ def _planned(data: RunData, config: Mapping[str, Any]) -> int:
 
 def _judges(data: RunData, config: Mapping[str, Any]) -> dict[str, list[str]]:
     models = config.get("models") or {}
-    named = {role: [str(models[role])] for role in ("generator", "verifier") if role in models}
+    named = {role: [model_name(str(models[role]))] for role in ("generator", "verifier") if role in models}
     return {**{role: sorted(names) for role, names in data.judges.items()}, **named}
 
 
@@ -64,7 +65,7 @@ def _facts(data: RunData, config: Mapping[str, Any], judges: Mapping[str, list[s
     sizes = sorted({group.size for group in data.groups})
     per_set = (config.get("generator") or {}).get("num_generations")
     return [
-        ("Policy", (config.get("models") or {}).get("policy")),
+        ("Policy", model_name(str((config.get("models") or {}).get("policy", "")))),
         ("Generator", ", ".join(judges.get("generator", ()))),
         ("Verifier", ", ".join(judges.get("verifier", ()))),
         ("Rounds", config.get("rounds")),
@@ -140,7 +141,7 @@ def _item_view(item: Item, links: Mapping[int, int]) -> dict[str, Any]:
         "yes": item.yes / item.count,
         "variance": item.variance / item.count,
         "count": item.count,
-        "where": _where(item.group),
+        "where": _where_and_id(item.group),
         "link": links.get(id(item.group)),
     }
 
@@ -160,7 +161,7 @@ def failures_view(data: RunData, links: Mapping[int, int]) -> dict[str, Any]:
 
 
 def _reason_view(reason: Reason, links: Mapping[int, int]) -> dict[str, Any]:
-    where = _where(reason.group) if reason.group else ""
+    where = _where_and_id(reason.group) if reason.group else ""
     return {
         "kind": reason.kind.replace("_", " "),
         "text": shorten(reason.text, 600)[0],
@@ -287,6 +288,10 @@ def _cells(verdicts: Sequence[int], probabilities: Sequence[float]) -> list[dict
 def _where(row: Group | Sampled) -> str:
     parts = [f"round {row.phase.round}" if row.phase.round else "", f"step {row.step}", "evaluation" if row.evaluation else ""]
     return ", ".join(part for part in parts if part)
+
+
+def _where_and_id(group: Group) -> str:
+    return f"{_where(group)}, {one_line(group.id, 24)}" if group.id else _where(group)
 
 
 def _source(data: RunData, source: Source) -> str:
