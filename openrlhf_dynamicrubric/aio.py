@@ -51,7 +51,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
     Raises:
         RuntimeError: called by something that this loop runs, which would wait for itself for ever.
-        BaseException: whatever the coroutine raises.
+        concurrent.futures.CancelledError: the coroutine was cancelled.
+        BaseException: whatever else it raises.
     """
     loop = _background.loop()
     if asyncio._get_running_loop() is loop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ def read_anchors(path: str | Path, *, minimum: int = 2, limit: int | None = None
         DataError: a row is not of this form; the message names file, line and what to mend.
     """
     rows = []
-    for number, row in read_rows(path):
-        if limit is not None and len(rows) == limit:
-            break
+    for number, row in islice(read_rows(path), limit):
         where = f"{data_path(path)}, line {number}"
         check_prompt(row.get("prompt"), where)
         check_anchors(row.get("anchors"), where, minimum=minimum)
@@ -83,9 +82,7 @@ def read_prompts(path: str | Path, *, limit: int | None = None) -> list[dict[str
         DataError: see `read_anchors`.
     """
     rows = []
-    for number, row in read_rows(path):
-        if limit is not None and len(rows) == limit:
-            break
+    for number, row in islice(read_rows(path), limit):
         check_prompt(row.get("prompt"), f"{data_path(path)}, line {number}")
         rows.append({**row, "id": _id(row, number)})
     if not rows:
