@@ -29,9 +29,8 @@ def __getattr__(name: str) -> Any:
     if name == "dynamicrubric":
         import os
 
-        from openrlhf_dynamicrubric.trl.environment import reward_options
-        from openrlhf_dynamicrubric.trl.reward import DynamicRubricReward
+        from openrlhf_dynamicrubric.trl.environment import reward_from
 
-        globals()[name] = reward = DynamicRubricReward(**reward_options(os.environ))
+        globals()[name] = reward = reward_from(os.environ)
         return reward
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

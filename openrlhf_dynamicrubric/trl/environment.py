@@ -5,14 +5,42 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from openrlhf_dynamicrubric.errors import ConfigError
 from openrlhf_dynamicrubric.evaluator import EvaluatorConfig
 
+if TYPE_CHECKING:
+    from openrlhf_dynamicrubric.trl.reward import DynamicRubricReward
+
 PREFIX = "DYNAMICRUBRIC_"
 ELSEWHERE = ("cache",)
 """Read by other parts of the package."""
+
+
+def reward_from(environment: Mapping[str, str]) -> DynamicRubricReward:
+    """The reward that an environment describes.
+
+    An embedded judge is unpacked now: a missing package is said before training, and the trainer, which loads its own model
+    after its reward functions, may start from the same folder.
+
+    Args:
+        environment: see `reward_options`.
+
+    Returns:
+        The reward; its models are loaded when it is first called.
+
+    Raises:
+        ConfigError: see `reward_options`.
+        MissingDependencyError, ModelLoadError: an embedded judge cannot be unpacked.
+    """
+    from openrlhf_dynamicrubric.llm.embedded import resolve_model
+    from openrlhf_dynamicrubric.trl.reward import DynamicRubricReward
+
+    reward = DynamicRubricReward(**reward_options(environment))
+    for name in {reward.config.generator, reward.config.verifier}:
+        resolve_model(name)
+    return reward
 
 
 def reward_options(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import pytest
 import openrlhf_dynamicrubric.trl as package
 from openrlhf_dynamicrubric.errors import ConfigError
 from openrlhf_dynamicrubric.evaluator import EvaluatorConfig
-from openrlhf_dynamicrubric.trl.environment import reward_options
+from openrlhf_dynamicrubric.llm import embedded
+from openrlhf_dynamicrubric.trl.environment import reward_from, reward_options
 from openrlhf_dynamicrubric.trl.reward import DynamicRubricReward
 
 
@@ -57,6 +58,7 @@ def test_an_unknown_variable_is_refused_with_near_names(variable):
 def test_the_module_level_instance_is_made_on_first_use(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.delitem(vars(package), "dynamicrubric", raising=False)
     monkeypatch.setenv("DYNAMICRUBRIC_MAX_ITEMS", "3")
+    monkeypatch.setenv("DYNAMICRUBRIC_GENERATOR", "some/writer")
     monkeypatch.setenv("DYNAMICRUBRIC_VERIFIER", "some/judge")
     monkeypatch.setenv("DYNAMICRUBRIC_RECORDS", str(tmp_path))
     reward = package.dynamicrubric
@@ -66,6 +68,13 @@ def test_the_module_level_instance_is_made_on_first_use(monkeypatch: pytest.Monk
     assert reward.records.path == tmp_path / "groups.jsonl"
     assert package.dynamicrubric is reward
     monkeypatch.delitem(vars(package), "dynamicrubric")
+
+
+def test_an_embedded_judge_is_unpacked_before_training(monkeypatch: pytest.MonkeyPatch):
+    unpacked = []
+    monkeypatch.setattr(embedded, "embedded_model", lambda: unpacked.append("now"))
+    reward_from({"DYNAMICRUBRIC_GENERATOR": "some/writer"})
+    assert unpacked == ["now"]
 
 
 def test_a_wrong_environment_stops_the_import_of_the_instance(monkeypatch: pytest.MonkeyPatch):
