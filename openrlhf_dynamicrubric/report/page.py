@@ -87,8 +87,8 @@ def render(data: RunData) -> str:
     chosen = choose_sets(data.groups, with_items=[item.group for item in (*best, *worst)])
     unfolded = max((g for g in data.groups if g.unscorable is None), key=lambda group: group.gap, default=None)
 
-    def set_card(group: Group, why: str) -> str:
-        return cards.response_set(views.set_view(data, group, numbers[id(group)], why, unfolded=group is unfolded))
+    def set_card(group: Group, _: str) -> str:
+        return cards.response_set(views.set_view(data, group, numbers[id(group)], unfolded=group is unfolded))
 
     sets = fill_up(chosen, set_card, most=MOST_SETS, most_bytes=SETS_BYTES)
     rubric_groups = groups_of_rubrics(data.sampled)

@@ -178,8 +178,8 @@ POLICY_MEASURES = (
     INVALID,
     UNSCORABLE,
     Measure(REWARD, "Reward", "mean score; comparable inside a group only, so do not read it as progress", "", bounds=(0, 1)),
-    Measure(LENGTH, "Completion length", "tokens of a response", "", number),
-    Measure("chars", "Response length", "characters of a response", "", number),
+    Measure(LENGTH, "Completion length", "tokens of a response", "", number, (0, 1)),
+    Measure("chars", "Response length", "characters of a response", "", number, (0, 1)),
     Measure(SECONDS, "Seconds a step", "", "lower", number, (0, 1), beside=((JUDGING, "judging"),), name="whole step"),
 )
 GENERATOR_MEASURES = (
@@ -204,7 +204,7 @@ GENERATOR_MEASURES = (
     ),
     INVALID,
     UNSCORABLE,
-    Measure(LENGTH, "Rubric length", "tokens of a rubric", "", number),
+    Measure(LENGTH, "Rubric length", "tokens of a rubric", "", number, (0, 1)),
     Measure(SECONDS, "Seconds a step", "", "lower", number, (0, 1), beside=((JUDGING, "judging"),), name="whole step"),
 )
 
@@ -266,7 +266,10 @@ def ranked_items(items: Iterable[Item], most: int) -> tuple[list[Item], list[Ite
     """The most and the least discriminating criteria: by mean variance of their verdicts, then by how often they occur."""
     items = list(items)
     most = min(most, (len(items) + 1) // 2)
-    best = sorted(items, key=lambda item: (-item.variance / item.count, -item.count, -item.weight / item.count))
+    best = sorted(
+        (item for item in items if item.variance > 0),
+        key=lambda item: (-item.variance / item.count, -item.count, -item.weight / item.count),
+    )
     worst = sorted(items, key=lambda item: (item.variance / item.count, -item.count, -item.weight / item.count))
     chosen = {id(item) for item in best[:most]}
     return best[:most], [item for item in worst if id(item) not in chosen][:most]

@@ -171,13 +171,12 @@ def _reason_view(reason: Reason, links: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def set_view(data: RunData, group: Group, number: int, why: str, *, unfolded: bool) -> dict[str, Any]:
+def set_view(data: RunData, group: Group, number: int, *, unfolded: bool) -> dict[str, Any]:
     """One response set with its rubric, its verdicts and every response."""
     row = group.source.read()
     scores = row["scores"]
     return {
         "number": number,
-        "why": why,
         "unfolded": unfolded,
         "where": _where(group),
         "round": group.phase.round,
