@@ -290,6 +290,14 @@ def test_long_responses_keep_the_page_small_and_say_what_was_cut(tmp_path: Path)
     assert "characters left out" in text
 
 
+def test_no_single_text_makes_the_page_large(tmp_path: Path) -> None:
+    huge = "<&" * 1_000_000
+    criteria = [f"{m} {huge}" for m in range(8)]
+    one = scored([[1, 0]] * 8, criteria=criteria, prompt=huge, responses=[huge, "a"], id=huge, rejected=(huge,) * 9, text=huge)
+    lost = Unscorable(ResponseSet("x", ("a",)), "invalid_rubric", huge, (huge,) * 9)
+    assert write_report(records_of(tmp_path, [one, lost])).stat().st_size < 2_000_000
+
+
 def test_long_run_is_sampled(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rounds=2, steps=60, groups=8)
     page = write_report(run)

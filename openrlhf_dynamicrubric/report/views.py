@@ -14,7 +14,7 @@ from openrlhf_dynamicrubric.report.data import Group, Item, Phase, Reason, RunDa
 from openrlhf_dynamicrubric.report.tables import Curve, Measure
 from openrlhf_dynamicrubric.text import shorten
 
-MOST_CHARS = 12_000
+MOST_CHARS, MOST_CRITERION_CHARS = 12_000, 1_000
 MOST_REASONS = 20
 PHASE_TITLES = {"sample": "sampling", "train-generator": "generator training", "train-policy": "policy training"}
 YES_SHARES = (
@@ -136,7 +136,7 @@ def items_view(data: RunData, best: Sequence[Item], worst: Sequence[Item], links
 
 def _item_view(item: Item, links: Mapping[int, int]) -> dict[str, Any]:
     return {
-        "criterion": shorten(item.criterion, 400)[0],
+        "criterion": shorten(item.criterion, MOST_CRITERION_CHARS)[0],
         "weight": f"{item.weight / item.count:.3g}",
         "yes": item.yes / item.count,
         "variance": item.variance / item.count,
@@ -181,16 +181,16 @@ def set_view(data: RunData, group: Group, number: int, *, unfolded: bool) -> dic
         "where": _where(group),
         "round": group.phase.round,
         "source": _source(data, group.source),
-        "id": group.id,
+        "id": one_line(group.id, 80),
         "prompt": clip(prompts.conversation_text(row["prompt"])),
         "gap": group.gap,
         "disc": group.disc,
         "kind": "unscorable" if group.unscorable else "flat" if group.gap == 0 else "scored",
-        "unscorable": row["unscorable"],
+        "unscorable": row["unscorable"] and {name: clip(text) for name, text in row["unscorable"].items()},
         "responses": _texts(row["responses"], scores),
         "anchors": _texts(row.get("anchors") or [], row.get("anchor_scores")),
         "items": _items(row),
-        "dropped": row.get("dropped") or [],
+        "dropped": [{**item, "criterion": _criterion(item)} for item in row.get("dropped") or []],
         "failures": [clip(text) for text in (row.get("failures") or [])[:5]],
         "rejected": _rejected(row),
         "rubric_text": clip(row["rubric_text"]) if row.get("rubric_text") else None,
@@ -212,7 +212,7 @@ def rubrics_view(data: RunData, rubrics: Sequence[Sampled], why: str) -> dict[st
         "why": why,
         "where": _where(rubrics[0]),
         "source": _source(data, rubrics[0].source),
-        "id": rubrics[0].id,
+        "id": one_line(rubrics[0].id, 80),
         "prompt": clip(prompts.conversation_text(prompt)) if prompt else None,
         "invalid": sum(rubric.invalid for rubric in rubrics),
         "responses": _texts(response_set.get("responses") or [], None),
@@ -224,8 +224,8 @@ def rubrics_view(data: RunData, rubrics: Sequence[Sampled], why: str) -> dict[st
 def _rubric_view(number: int, rubric: Sampled, row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "number": number,
-        "invalid": row.get("invalid"),
-        "outage": row.get("outage"),
+        "invalid": clip(row.get("invalid") or ""),
+        "outage": clip(row.get("outage") or ""),
         "disc": rubric.disc,
         "anchor": rubric.anchor,
         "accuracy": rubric.accuracy,
@@ -267,7 +267,7 @@ def _items(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
     return [
         {
-            "criterion": item["criterion"],
+            "criterion": _criterion(item),
             "weight": item["weight"],
             "cells": _cells(verdicts_K, probabilities_K),
             "anchor_cells": _cells(anchors_N, anchor_probabilities_N),
@@ -277,6 +277,10 @@ def _items(row: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for item, verdicts_K, probabilities_K, anchors_N, anchor_probabilities_N in zip(items, *columns, strict=True)
     ]
+
+
+def _criterion(item: Mapping[str, Any]) -> str:
+    return shorten(item["criterion"], MOST_CRITERION_CHARS)[0]
 
 
 def _cells(verdicts: Sequence[int], probabilities: Sequence[float]) -> list[dict[str, Any]]:
