@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +64,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         ModelLoadError: there is none.
     """
-    AutoTokenizer = _transformers().AutoTokenizer
+    AutoTokenizer = require_transformers().AutoTokenizer
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(str(path), padding_side="left")
@@ -119,7 +118,7 @@ def quiet() -> Iterator[None]:
 
 
 def _load(path: str | Path, *, dtype: str, device_map: str | None) -> PreTrainedModel:
-    AutoModelForCausalLM = _transformers().AutoModelForCausalLM
+    AutoModelForCausalLM = require_transformers().AutoModelForCausalLM
     from safetensors import SafetensorError
 
     _check_folder(Path(path))
@@ -165,10 +164,14 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _transformers() -> Any:
-    """The transformers package, told apart from a package that is not there."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+def require_transformers() -> Any:
+    """The transformers package.
+
+    Raises:
+        MissingDependencyError: it, or torch, is not installed.
+    """
     try:
+        import torch  # noqa: F401
         import transformers
     except ModuleNotFoundError as error:
         raise _missing(error) from error

@@ -32,7 +32,10 @@ def load_model(name: str, *, dtype: str = "auto", batch_tokens: int = 16_384, ju
         ModelLoadError: it cannot be loaded, or cannot judge (no chat template, no single token for yes or no).
         MissingDependencyError: a package that it needs is not installed.
     """
+    from openrlhf_dynamicrubric.llm.checkpoint import require_transformers
     from openrlhf_dynamicrubric.llm.embedded import resolve_model
+
+    require_transformers()
     from openrlhf_dynamicrubric.llm.transformers_local import TransformersModel
 
     with _lock:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from openrlhf_dynamicrubric.llm.transformers_forward import forward, keeps_keys_only, left_padded
+from openrlhf_dynamicrubric.llm.transformers_cache import growing_cache, keeps_keys_only
+from openrlhf_dynamicrubric.llm.transformers_forward import forward, left_padded
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +65,7 @@ class Row:
 
 
 def decode(model: PreTrainedModel, rows: Sequence[Row], *, pad_token_id: int, eos_token_ids: frozenset[int]) -> None:
-    """Writes every row to its end, in one batch that gets smaller as rows end.
+    """Writes every row to its end, in one batch that gets smaller as rows end. Equal prompts are read once.
 
     Args:
         model: in eval mode.
@@ -72,33 +73,66 @@ def decode(model: PreTrainedModel, rows: Sequence[Row], *, pad_token_id: int, eo
         pad_token_id: fills prompts up on the left; an architecture that keeps a state for its text wants equal lengths.
         eos_token_ids: tokens that end a row.
     """
-    import torch
-    from transformers import DynamicCache
-
-    rows = list(rows)
     for row in rows:
         row.start()
-    cache = DynamicCache(config=model.config)
-    shrinks = keeps_keys_only(cache)
-    tokens, mask, position = left_padded([row.prompt for row in rows], pad_token_id, model.device)
-    while True:
-        scores = forward(model, tokens, attention_mask=mask, position_ids=position, cache=cache)[:, -1].float()
-        chosen = choose(_constrain(scores, rows), rows).tolist()
-        for row, token in zip(rows, chosen, strict=True):
+    batch = _Batch(model, list(rows), pad_token_id)
+    while batch.rows:
+        scores = _constrain(batch.scores, batch.rows)
+        for row, token in zip(batch.rows, choose(scores, batch.rows).tolist(), strict=True):
             if not row.done:
                 row.take(token, eos_token_ids)
-        going = [index for index, row in enumerate(rows) if not row.done]
-        if not going:
-            return
-        if shrinks and len(going) < len(rows):
-            kept = torch.tensor(going, device=model.device)
-            cache.batch_select_indices(kept)
-            position = position[kept]
-            mask = None if mask is None else mask[kept]
-            rows, chosen = [rows[index] for index in going], [chosen[index] for index in going]
-        tokens = torch.tensor(chosen, device=model.device)[:, None]
-        position = position[:, -1:] + 1
-        mask = None if mask is None else torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+        batch.step()
+
+
+class _Batch:
+    """Rows that are being written, with the scores of their next tokens.
+
+    Args:
+        model: in eval mode.
+        rows: of which nothing is written.
+        pad_token_id: fills prompts up on the left.
+    """
+
+    def __init__(self, model: PreTrainedModel, rows: list[Row], pad_token_id: int) -> None:
+        self.model = model
+        self.rows = rows
+        self.pad_token_id = pad_token_id
+        self.cache = growing_cache(model.config)
+        self.shrinks = keeps_keys_only(model.config)
+        prompts = list(dict.fromkeys(tuple(row.prompt) for row in rows)) if self.shrinks else [row.prompt for row in rows]
+        tokens, self.mask, self.position = left_padded(prompts, pad_token_id, model.device)
+        self._forward(tokens)
+        if len(prompts) < len(rows):
+            place = {prompt: index for index, prompt in enumerate(prompts)}
+            self._select([place[tuple(row.prompt)] for row in rows])
+
+    def step(self) -> None:
+        """Reads what the rows took; those that are done leave."""
+        import torch
+
+        going = [index for index, row in enumerate(self.rows) if not row.done]
+        if not going or (self.shrinks and len(going) < len(self.rows)):
+            self.rows = [self.rows[index] for index in going]
+            if not going:
+                return
+            self._select(going)
+        tokens = [self.pad_token_id if row.done else row.written[-1] for row in self.rows]
+        self.position = self.position[:, -1:] + 1
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.rows), 1)], dim=1)
+        self._forward(torch.tensor(tokens, device=self.model.device)[:, None])
+
+    def _forward(self, tokens: torch.Tensor) -> None:
+        options = {"attention_mask": self.mask, "position_ids": self.position, "cache": self.cache}
+        self.scores = forward(self.model, tokens, **options)[:, -1].float()
+
+    def _select(self, rows: list[int]) -> None:
+        import torch
+
+        index = torch.tensor(rows, device=self.model.device)
+        self.cache.batch_select_indices(index)
+        self.scores, self.position = self.scores[index], self.position[index]
+        self.mask = None if self.mask is None else self.mask[index]
 
 
 def _constrain(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

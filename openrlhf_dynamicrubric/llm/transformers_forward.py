@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from transformers import DynamicCache, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 def forward(
@@ -54,13 +54,6 @@ def forward(
 def parameters(model_class: type[PreTrainedModel]) -> frozenset[str]:
     """The names that an architecture's forward pass takes."""
     return frozenset(inspect.signature(model_class.forward).parameters)
-
-
-def keeps_keys_only(cache: DynamicCache) -> bool:
-    """Whether every layer of a cache holds keys and values row by row, and no other state."""
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
 
 
 def left_padded(

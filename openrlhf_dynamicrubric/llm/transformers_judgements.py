@@ -16,10 +16,10 @@ from openrlhf_dynamicrubric.llm.calls import Call, resolve
 from openrlhf_dynamicrubric.llm.transformers_verdicts import (
     SharedRow,
     plain_log_odds,
+    shared_columns,
     shared_log_odds,
     shared_row_limit,
     sharing_error,
-    slot_tokens,
 )
 from openrlhf_dynamicrubric.types import Usage
 
@@ -127,7 +127,7 @@ def _compute(owner: TransformersModel, texts: Iterable[list[_Question]]) -> None
         return padded([unit.tokens for unit in batch], pads=owner.pads)
 
     for units, tokens, run in ((single, padded_single, run_single), (shared, _padded_shared, run_shared)):
-        for batch in plan(units, tokens=tokens, budget=owner.batch_tokens):
+        for batch in plan(units, tokens=tokens, budget=owner.judgement_tokens):
             for unit in run_in_halves(run, batch):
                 _compute_alone(owner, unit, run)
 
@@ -156,17 +156,11 @@ def _fits(owner: TransformersModel, question: _Question) -> bool:
 
 
 def _units(owner: TransformersModel, questions: list[_Question]) -> list[_Unit]:
-    """The rows in which questions about one text are computed, none larger than the budget where that can be."""
+    """The rows in which questions about one text are computed: all behind one prefix, or each alone."""
     longest = max((len(question.tokens) for question in questions), default=0)
     if len(questions) < 2 or not shares_prefixes(owner) or longest > shared_row_limit(owner.model):
         return [_Unit(0, (question,)) for question in questions]
-    prefix = _common_prefix([question.tokens for question in questions])
-    rows = plan(
-        questions,
-        tokens=lambda row: prefix + sum(len(question.tokens) - prefix for question in row),
-        budget=owner.batch_tokens,
-    )
-    return [_Unit(prefix if len(row) > 1 else 0, tuple(row)) for row in rows]
+    return [_Unit(_common_prefix([question.tokens for question in questions]), tuple(questions))]
 
 
 def _common_prefix(sequences: Sequence[list[int]]) -> int:
@@ -181,7 +175,7 @@ def _common_prefix(sequences: Sequence[list[int]]) -> int:
 
 def _padded_shared(batch: Sequence[_Unit]) -> int:
     lengths = [[len(question.tokens) - unit.prefix for question in unit.questions] for unit in batch]
-    return len(batch) * (max(unit.prefix for unit in batch) + slot_tokens(lengths))
+    return len(batch) * (max(unit.prefix for unit in batch) + shared_columns(lengths))
 
 
 def _timed(batch: list[_Unit], run: Callable[[], list[list[float]]]) -> None:

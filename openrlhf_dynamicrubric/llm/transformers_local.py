@@ -13,7 +13,6 @@ from openrlhf_dynamicrubric.llm.base import Completion, Judgement
 from openrlhf_dynamicrubric.llm.calls import Call, CallQueue
 from openrlhf_dynamicrubric.llm.transformers_chat import AnswerTokens, ChatEncoder, answer_tokens
 from openrlhf_dynamicrubric.llm.transformers_completions import CompletionRequest, answer_completions
-from openrlhf_dynamicrubric.llm.transformers_forward import keeps_keys_only
 from openrlhf_dynamicrubric.llm.transformers_judgements import JudgementRequest, answer_judgements
 from openrlhf_dynamicrubric.types import Prompt
 
@@ -44,7 +43,7 @@ class TransformersModel:
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_tokens: int = 16_384
     ) -> None:
-        from transformers import DynamicCache
+        from openrlhf_dynamicrubric.llm.transformers_cache import keeps_keys_only
 
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -53,7 +52,7 @@ class TransformersModel:
         self.chat = ChatEncoder(tokenizer, name=name)
         self.pad_token_id = int(tokenizer.pad_token_id or 0)  # type: ignore[arg-type]
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
-        self.pads = keeps_keys_only(DynamicCache(config=model.config))
+        self.pads = keeps_keys_only(model.config)
         self.shares_prefixes: bool | None = None
         self._answer_tokens: AnswerTokens | None = None
         self._guides: dict[str, SchemaGuide] = {}
@@ -117,6 +116,11 @@ class TransformersModel:
     def context_tokens(self) -> int | None:
         """Most tokens of prompt and answer together; None where the model has no limit of its own."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def judgement_tokens(self) -> int:
+        """Most tokens of one forward pass over questions. On a CPU small batches are as fast, with less padding and memory."""
+        return min(self.batch_tokens, 2048) if self.model.device.type == "cpu" else self.batch_tokens
 
     def guide(self, schema: Mapping[str, Any]) -> SchemaGuide:
         """The guide for a JSON schema, made once."""

@@ -6,14 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from openrlhf_dynamicrubric.llm.transformers_cache import GrowingLayer, growing_cache, keeps_keys_only, window
 from openrlhf_dynamicrubric.llm.transformers_chat import AnswerTokens
-from openrlhf_dynamicrubric.llm.transformers_forward import forward, keeps_keys_only, left_padded, parameters
+from openrlhf_dynamicrubric.llm.transformers_forward import forward, left_padded, parameters
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
+
+COLUMNS = 512
+"""Most columns of suffixes in one forward pass: their attention to each other, all of it masked, grows with the square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,14 @@ def shared_log_odds(
 ) -> list[list[float]]:
     """Log-odds of yes after each suffix of each row, every prefix computed once.
 
-    The prefixes go first, padded on the right, under the model's own causal attention. Then all suffixes of a row go side
+    The prefixes go first, padded on the right, under the model's own causal attention. Then the suffixes of a row go side
     by side behind its prefix: a suffix sees the prefix and itself, and counts its positions from the end of the prefix.
-    Suffix j of every row ends in the same column, so that logits are computed for those columns only.
+    Suffix j of every row ends in the same column, so that logits are computed for those columns only. Suffixes see
+    nothing of each other, so that they go in groups of at most `COLUMNS` columns where there are many.
 
     Args:
         model: in eval mode; an architecture whose attention takes a mask of four dimensions.
-        rows: prefixes and suffixes.
+        rows: prefixes and suffixes, none longer together than `shared_row_limit`.
         answers: what spells yes and no.
         pad_token_id: fills rows up.
 
@@ -67,26 +72,110 @@ def shared_log_odds(
         For each row one value a suffix, as `plain_log_odds`.
     """
     import torch
-    from transformers import DynamicCache
 
-    device = model.device
-    orders = [sorted(range(len(row.suffixes)), key=lambda j, row=row: -len(row.suffixes[j])) for row in rows]
-    ordered = [[row.suffixes[j] for j in order] for row, order in zip(rows, orders, strict=True)]
     longest = max(len(row.prefix) for row in rows)
-    # Fills up with a token of the row, which is masked like any other: some architectures suspect a pad token here.
-    prefixes = torch.tensor([row.prefix + row.prefix[-1:] * (longest - len(row.prefix)) for row in rows], device=device)
-    cache = DynamicCache(config=model.config)
-    forward(model, prefixes, attention_mask=None, position_ids=None, cache=cache)
-    tokens, offsets, real, slots, ends = _slots(ordered, pad_token_id, device)
-    lengths = torch.tensor([len(row.prefix) for row in rows], device=device)
-    mask = _mask(lengths, longest, real, slots, model.dtype)
-    logits = forward(model, tokens, attention_mask=mask, position_ids=lengths[:, None] + offsets, cache=cache, keep=ends)
-    values = _log_odds(logits, answers).tolist()
-    result = [[0.0] * len(row.suffixes) for row in rows]
-    for row, order in enumerate(orders):
-        for slot, suffix in enumerate(order):
-            result[row][suffix] = values[row][slot]
-    return result
+    lengths = torch.tensor([len(row.prefix) for row in rows], device=model.device)
+    # Filled up with a token of the row, which is masked like any other: some architectures suspect a pad token here.
+    prefixes = torch.tensor([row.prefix + row.prefix[-1:] * (longest - len(row.prefix)) for row in rows])
+    cache = growing_cache(model.config, all_layers=True)
+    forward(model, prefixes.to(model.device), attention_mask=None, position_ids=None, cache=cache)
+    orders = [_longest_first(row.suffixes) for row in rows]
+    ordered = [[row.suffixes[j] for j in order] for row, order in zip(rows, orders, strict=True)]
+    values: list[list[float]] = [[] for _ in rows]
+    for first, last in _groups(_widths([[len(suffix) for suffix in row] for row in ordered])):
+        slots = _Slots.of([row[first:last] for row in ordered], pad_token_id, model.device)
+        mask = slots.mask(lengths, longest, model.dtype)
+        position = lengths[:, None] + slots.offset_RQ
+        logits = forward(model, slots.token_RQ, attention_mask=mask, position_ids=position, cache=cache, keep=slots.end_S)
+        for row, row_values in enumerate(_log_odds(logits, answers).tolist()):
+            values[row].extend(row_values)
+        for layer in cache.layers:
+            cast("GrowingLayer", layer).rewind(longest)
+    return [_in_order(row_values, order) for row_values, order in zip(values, orders, strict=True)]
+
+
+def shared_columns(lengths: Sequence[Sequence[int]]) -> int:
+    """Columns behind the prefixes in the largest forward pass over suffixes of these lengths, a list of lengths a row."""
+    widths = _widths([sorted(row, reverse=True) for row in lengths])
+    return max(sum(widths[first:last]) for first, last in _groups(widths))
+
+
+def _longest_first(suffixes: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(range(len(suffixes)), key=lambda j: -len(suffixes[j]))
+
+
+def _in_order(values: Sequence[float], order: Sequence[int]) -> list[float]:
+    return [value for _, value in sorted(zip(order, values, strict=False))]
+
+
+def _widths(lengths: Sequence[Sequence[int]]) -> list[int]:
+    """Columns of each slot: slot j takes the j-th suffix of every row that has one."""
+    return [max(row[j] for row in lengths if j < len(row)) for j in range(max(map(len, lengths)))]
+
+
+def _groups(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """Slots that go through the model together, from one up to another, as many as `COLUMNS` takes but at least one."""
+    groups: list[tuple[int, int]] = []
+    for slot in range(len(widths)):
+        if groups and sum(widths[groups[-1][0] : slot + 1]) <= COLUMNS:
+            groups[-1] = (groups[-1][0], slot + 1)
+        else:
+            groups.append((slot, slot + 1))
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Suffixes side by side; suffix j of every row in the same columns, right-aligned.
+
+    Args:
+        token_RQ: token ids, shape (rows, columns).
+        offset_RQ: a token's place in its suffix; 0 for padding.
+        real_RQ: whether a column holds a token of the row.
+        slot_Q: the slot of each column.
+        end_S: the last column of each slot.
+    """
+
+    token_RQ: torch.Tensor
+    offset_RQ: torch.Tensor
+    real_RQ: torch.Tensor
+    slot_Q: torch.Tensor
+    end_S: torch.Tensor
+
+    @classmethod
+    def of(cls, suffixes: Sequence[Sequence[Sequence[int]]], pad_token_id: int, device: torch.device) -> _Slots:
+        import torch
+
+        widths = _widths([[len(suffix) for suffix in row] for row in suffixes])
+        tokens, offsets = [], []
+        for row in suffixes:
+            parts = [list(row[j]) if j < len(row) else [] for j in range(len(widths))]
+            tokens.append([t for part, w in zip(parts, widths, strict=True) for t in [pad_token_id] * (w - len(part)) + part])
+            offsets.append([o for part, w in zip(parts, widths, strict=True) for o in range(len(part) - w, len(part))])
+        offset, width = torch.tensor(offsets), torch.tensor(widths)
+        slot = torch.repeat_interleave(torch.arange(len(widths)), width)
+        columns = (torch.tensor(tokens), offset.clamp(min=0), offset >= 0, slot, width.cumsum(0) - 1)
+        return cls(*(column.to(device) for column in columns))
+
+    def mask(self, length_R: torch.Tensor, longest: int, dtype: torch.dtype) -> torch.Tensor:
+        """What is added to the attention: 0 where a column may look, the lowest number elsewhere.
+
+        Args:
+            length_R: tokens of each row's prefix.
+            longest: columns of the prefixes.
+            dtype: of the model.
+
+        Returns:
+            Shape (rows, 1, columns, longest + columns).
+        """
+        import torch
+
+        device, columns = self.slot_Q.device, len(self.slot_Q)
+        prefix = (torch.arange(longest, device=device) < length_R[:, None])[:, None].expand(-1, columns, -1)
+        column = torch.arange(columns, device=device)
+        same = (self.slot_Q[:, None] == self.slot_Q) & (column[:, None] >= column)
+        seen = torch.cat([prefix, same & self.real_RQ[:, None]], dim=-1)
+        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def shared_row_limit(model: PreTrainedModel) -> float:
@@ -95,12 +184,9 @@ def shared_row_limit(model: PreTrainedModel) -> float:
     Returns:
         Infinite where every layer sees everything; 0 where a layer keeps something else than keys and values.
     """
-    from transformers import DynamicCache
-
-    cache = DynamicCache(config=model.config)
-    if not keeps_keys_only(cache):
+    if not keeps_keys_only(model.config):
         return 0
-    return min((getattr(layer, "sliding_window", math.inf) for layer in cache.layers), default=math.inf)
+    return window(model.config) or math.inf
 
 
 def sharing_error(model: PreTrainedModel, answers: AnswerTokens, *, pad_token_id: int) -> float:
@@ -134,50 +220,6 @@ def sharing_error(model: PreTrainedModel, answers: AnswerTokens, *, pad_token_id
     )
     differences = [abs(a - b) for a, b in zip([value for row in together for value in row], alone, strict=True)]
     return max(difference if difference == difference else math.inf for difference in differences)
-
-
-def slot_tokens(lengths: Sequence[Sequence[int]]) -> int:
-    """Columns that suffixes of these lengths take, a list of lengths for each row."""
-    ordered = [sorted(row, reverse=True) for row in lengths]
-    return sum(max(row[j] for row in ordered if j < len(row)) for j in range(max(map(len, ordered))))
-
-
-def _slots(
-    suffixes: Sequence[Sequence[Sequence[int]]], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Suffix j of every row into the same columns, right-aligned.
-
-    Returns:
-        Token ids, offset inside the suffix and whether it is a token, each of shape (rows, columns); the slot of each
-        column, shape (columns,); the last column of each slot, shape (slots,).
-    """
-    import torch
-
-    count = max(map(len, suffixes))
-    widths = [max(len(row[j]) if j < len(row) else 0 for row in suffixes) for j in range(count)]
-    tokens, offsets = [], []
-    for row in suffixes:
-        parts = [list(row[j]) if j < len(row) else [] for j in range(count)]
-        tokens.append([t for part, w in zip(parts, widths, strict=True) for t in [pad_token_id] * (w - len(part)) + part])
-        offsets.append([o for part, w in zip(parts, widths, strict=True) for o in range(len(part) - w, len(part))])
-    offset = torch.tensor(offsets, device=device)
-    slots = torch.repeat_interleave(torch.arange(count), torch.tensor(widths)).to(device)
-    ends = torch.tensor(widths).cumsum(0).sub(1).to(device)
-    return torch.tensor(tokens, device=device), offset.clamp(min=0), offset >= 0, slots, ends
-
-
-def _mask(
-    lengths_R: torch.Tensor, longest: int, real_RQ: torch.Tensor, slots_Q: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """What is added to the attention: 0 where a column may look, the lowest number elsewhere; (rows, 1, Q, longest + Q)."""
-    import torch
-
-    device, columns = real_RQ.device, real_RQ.shape[1]
-    prefix = (torch.arange(longest, device=device)[None] < lengths_R[:, None])[:, None].expand(-1, columns, -1)
-    column = torch.arange(columns, device=device)
-    same = (slots_Q[:, None] == slots_Q[None]) & (column[:, None] >= column[None])
-    seen = torch.cat([prefix, same[None] & real_RQ[:, None]], dim=-1)
-    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def _log_odds(logits: torch.Tensor, answers: AnswerTokens) -> torch.Tensor:
