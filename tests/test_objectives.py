@@ -303,6 +303,14 @@ def test_anchor_weight_zero_leaves_disc_alone() -> None:
     assert combine_advantages(disc_G, anchor_G, anchor_weight=0).tolist() == standardise(disc_G).tolist()
 
 
+def test_the_floor_holds_for_both_rewards() -> None:
+    """Differences of 0.002 over a floor of 1: next to nothing, from either side."""
+    alone_disc = combine_advantages([0.100, 0.102], [-1.0, -1.0], std_floor=1.0)
+    alone_anchor = combine_advantages([0.1, 0.1], [-1.000, -1.002], std_floor=1.0)
+    assert alone_disc.tolist() == pytest.approx([-0.001 / 1.0001, 0.001 / 1.0001])
+    assert alone_anchor.tolist() == pytest.approx([0.001 / 1.0001, -0.001 / 1.0001])
+
+
 def test_a_rubric_without_reward_stays_without() -> None:
     combined = combine_advantages([0.1, math.nan, 0.2], [-1.0, math.nan, -2.0])
     assert np.isnan(combined).tolist() == [False, True, False]

@@ -51,10 +51,11 @@ def test_text_without_reasoning_stays(text: str) -> None:
     assert strip_reasoning(text) == text.strip()
 
 
-def test_stripping_takes_linear_time() -> None:
-    """Quadratic work on these would take minutes."""
-    assert strip_reasoning("<think></think>" * 200_000 + "x") == "x"
-    assert strip_reasoning("</think>" * 400_000 + "x") == "x"
+@pytest.mark.timeout(200)
+def test_stripping_does_not_take_quadratic_work() -> None:
+    """Which would go on far beyond the limit; the work that is needed takes a second or two."""
+    assert strip_reasoning("<think></think>" * 1_000_000 + "x") == "x"
+    assert strip_reasoning("</think>" * 2_000_000 + "x") == "x"
 
 
 @given(st.text(st.characters()), st.integers(2, 20))
