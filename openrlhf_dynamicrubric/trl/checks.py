@@ -62,9 +62,36 @@ def check_generator_args(args: GRPOConfig, config: EvaluatorConfig) -> None:
         )
     if args.reward_weights is not None:
         raise ConfigError("reward_weights is not used here; the weight of anchor ranking is anchor_weight")
-    if config.constrained_rubrics and args.use_transformers_continuous_batching:
+    if args.remove_unused_columns:
+        raise ConfigError("remove_unused_columns would take away what tells a row's response set; leave it out")
+    if args.use_transformers_continuous_batching:
+        if config.constrained_rubrics:
+            raise ConfigError(
+                "constrained_rubrics does not work with use_transformers_continuous_batching; turn one of the two off"
+            )
+        check_one_group_size(args)
+    if config.constrained_rubrics and args.use_vllm and args.vllm_importance_sampling_correction:
         raise ConfigError(
-            "constrained_rubrics does not work with use_transformers_continuous_batching; turn one of the two off"
+            "under constrained_rubrics vllm_importance_sampling_correction would weigh a rubric by how likely the model is to "
+            "keep to the schema unaided, which can be next to nothing; set vllm_importance_sampling_correction to false"
+        )
+
+
+def check_one_group_size(args: GRPOConfig) -> None:
+    """Nothing, if training and evaluation have the same group size, or the trainer's mode tells which one holds.
+
+    After continuous batching the model is in training mode, also where it has sampled for an evaluation.
+
+    Args:
+        args: the trainer's options.
+
+    Raises:
+        ConfigError: they differ, and the mode cannot be told.
+    """
+    train, evaluation = args.num_generations, args.num_generations_eval or args.num_generations
+    if args.use_transformers_continuous_batching and train != evaluation:
+        raise ConfigError(
+            f"use_transformers_continuous_batching needs num_generations_eval ({evaluation}) to equal num_generations ({train})"
         )
 
 

@@ -14,6 +14,7 @@ from openrlhf_dynamicrubric.evaluator import Evaluator, EvaluatorConfig
 from openrlhf_dynamicrubric.llm.base import LanguageModel
 from openrlhf_dynamicrubric.metrics import group_metrics
 from openrlhf_dynamicrubric.records import RecordFile, group_record
+from openrlhf_dynamicrubric.trl.checks import check_one_group_size
 from openrlhf_dynamicrubric.trl.groups import (
     Row,
     cut_groups,
@@ -222,15 +223,13 @@ def _trainer_view(kwargs: dict[str, Any]) -> TrainerView:
     trainer: Any = getattr(kwargs.get("log_metric"), "__self__", None)
     if getattr(trainer, "num_generations", None) is None:
         return TrainerView(None, None, step)
-    train, evaluation = trainer.num_generations, trainer.num_generations_eval
-    if train != evaluation and trainer.args.use_transformers_continuous_batching:
-        # It leaves the model in training mode when it has sampled for an evaluation, so that the mode tells nothing.
-        raise ConfigError(
-            f"use_transformers_continuous_batching needs num_generations_eval ({evaluation}) to equal num_generations ({train})"
-        )
+    from trl.trainer.grpo_config import GRPOConfig
+
+    if isinstance(trainer.args, GRPOConfig):
+        check_one_group_size(trainer.args)
     if trainer.model.training:
-        return TrainerView(train, "train", step)
-    return TrainerView(evaluation, "eval", step)
+        return TrainerView(trainer.num_generations, "train", step)
+    return TrainerView(trainer.num_generations_eval, "eval", step)
 
 
 def _score(outcome: Evaluation | Unscorable, member: int) -> float | None:

@@ -40,9 +40,9 @@ def constrain_vllm(args: GRPOConfig, schema: Mapping[str, Any]) -> None:
         ConfigError: the options ask for another structure already.
     """
     options: dict[str, Any] = {**(args.generation_kwargs or {})}  # pyright: ignore[reportGeneralTypeIssues] - a dict once parsed
-    if args.vllm_structured_outputs_regex is not None or options.get("structured_outputs") is not None:
+    structure = {"json": dict(schema)}
+    if args.vllm_structured_outputs_regex is not None or options.get("structured_outputs") not in (None, structure):
         raise ConfigError(
             "the options give vLLM a structure of their own; leave it out, or set constrained_rubrics to false to use it"
         )
-    options["structured_outputs"] = {"json": dict(schema)}
-    args.generation_kwargs = options
+    args.generation_kwargs = {**options, "structured_outputs": structure}

@@ -1,6 +1,8 @@
 """One rank of several: trains a step and writes down its advantages and its weights.
 
-Usage: rank_train.py policy|generator MODEL_FOLDER OUT_FOLDER PER_DEVICE GROUP_SIZE
+Usage: rank_train.py policy|generator|broken MODEL_FOLDER OUT_FOLDER PER_DEVICE GROUP_SIZE
+
+`broken` is the generator's training with a verifier that has a fault of its own on rank 1.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ def main() -> None:
     options = {"per_device_train_batch_size": int(per_device), "num_generations": int(size)}
     make = make_policy_trainer if kind == "policy" else make_generator_trainer
     trainer, judge = make(model, out, options)
+    if kind == "broken" and trainer.accelerator.process_index == 1:
+        judge.judge = lambda response, criterion: 1 // 0
     seen = Advantages(trainer)
     trainer.train()
     result = {

@@ -2,7 +2,12 @@ import pytest
 
 from openrlhf_dynamicrubric.errors import ConfigError, DataError
 from openrlhf_dynamicrubric.evaluator import EvaluatorConfig
-from openrlhf_dynamicrubric.trl.checks import check_enough_prompts, check_generator_args, read_response_rows
+from openrlhf_dynamicrubric.trl.checks import (
+    check_enough_prompts,
+    check_generator_args,
+    check_one_group_size,
+    read_response_rows,
+)
 from openrlhf_dynamicrubric.types import ResponseSet
 from tests.trl.support import grpo_args
 
@@ -34,6 +39,8 @@ def test_rewards_are_not_scaled_again(tmp_path):
         ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation is 'normalize_then_sum'"),
         ({"reward_weights": [1.0, 2.0]}, "the weight of anchor ranking is anchor_weight"),
         ({"use_transformers_continuous_batching": True}, "constrained_rubrics does not work with use_transformers"),
+        ({"remove_unused_columns": True}, "remove_unused_columns would take away"),
+        ({"use_vllm": True}, "set vllm_importance_sampling_correction to false"),
     ],
 )
 def test_options_that_would_change_the_objective_are_refused(tmp_path, options, message):
@@ -42,9 +49,21 @@ def test_options_that_would_change_the_objective_are_refused(tmp_path, options, 
 
 
 def test_unconstrained_rubrics_may_be_batched_continuously(tmp_path):
-    check_generator_args(
-        grpo_args(tmp_path, use_transformers_continuous_batching=True), EvaluatorConfig(constrained_rubrics=False)
-    )
+    free = EvaluatorConfig(constrained_rubrics=False)
+    check_generator_args(grpo_args(tmp_path, use_transformers_continuous_batching=True), free)
+    check_generator_args(grpo_args(tmp_path, use_vllm=True), free)
+    args = grpo_args(tmp_path, use_transformers_continuous_batching=True, num_generations_eval=2)
+    with pytest.raises(ConfigError, match=r"num_generations_eval \(2\) to equal num_generations \(4\)"):
+        check_generator_args(args, free)
+
+
+def test_vllm_may_be_constrained_without_its_correction(tmp_path):
+    check_generator_args(grpo_args(tmp_path, use_vllm=True, vllm_importance_sampling_correction=False), EvaluatorConfig())
+
+
+def test_the_mode_tells_the_group_size_where_it_is_kept(tmp_path):
+    check_one_group_size(grpo_args(tmp_path, num_generations_eval=2))
+    check_one_group_size(grpo_args(tmp_path, use_transformers_continuous_batching=True))
 
 
 def test_rows_become_response_sets():

@@ -139,7 +139,7 @@ def test_a_rubric_that_could_not_be_judged_has_no_advantage_and_the_others_keep_
     def judge(response, criterion):
         return ModelCallError("timeout") if len(criterion) % 2 else coin(response, criterion)
 
-    _, seen, _ = train(tiny, tmp_path, verifier=ScriptedModel(judge=judge))
+    _, seen, _ = train(tiny, tmp_path, verifier=ScriptedModel(judge=judge), max_unscorable_steps=1)
     rows = list(read_records(tmp_path))
     lost = [row["outage"] is not None for row in rows]
     assert 0 < sum(lost) < 12

@@ -182,3 +182,10 @@ def test_a_generator_trains_on_the_papers_advantages(tiny, tmp_path, shape):
     assert [row for rank in by_rank for row in rank["advantages"]] == pytest.approx(expected, abs=1e-6)
     log = by_rank[0]["logs"][0]
     assert log["dynamicrubric/disc"] == pytest.approx(np.mean([row["disc"] for row in rows]))
+
+
+def test_no_rank_is_left_waiting_when_the_generators_judge_fails_on_one(tiny, tmp_path):
+    ended = one_by_one("rank_train.py", "broken", tiny, tmp_path, 3, 2, ranks=2)
+    assert [code for code, _ in ended] == [1, 1]
+    for _, stderr in ended:
+        assert "RankError: on rank 1 of 2: ZeroDivisionError" in stderr

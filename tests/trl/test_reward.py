@@ -336,7 +336,7 @@ def test_groups_gathered_over_several_backward_passes_are_whole(tiny, tmp_path):
 def test_a_mode_that_cannot_be_told_is_refused(tiny, tmp_path):
     class Trainer:
         num_generations, num_generations_eval = 4, 2
-        args = grpo_args(tmp_path, use_transformers_continuous_batching=True)
+        args = grpo_args(tmp_path, use_transformers_continuous_batching=True, num_generations_eval=2)
 
         def log_metric(self, name, value): ...
 

@@ -33,6 +33,7 @@ def test_vllm_gets_the_schema_beside_the_users_own_options(tmp_path):
     constrain_vllm(args, {"type": "object"})
     assert args.generation_kwargs == {"seed": 3, "structured_outputs": {"json": {"type": "object"}}}
     assert mine == {"seed": 3}
+    constrain_vllm(args, {"type": "object"})  # a second trainer with the same options
 
 
 @pytest.mark.parametrize(
