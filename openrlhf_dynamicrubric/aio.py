@@ -20,6 +20,7 @@ class _Background:
         self._of_parents: list[asyncio.AbstractEventLoop] = []
 
     def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop of this process."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
