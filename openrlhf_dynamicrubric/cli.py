@@ -43,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DynamicRubricError as error:
         _complain(str(error))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OPTIONAL:
+        package = (error.name or "").partition(".")[0]
+        if package not in OPTIONAL:
             raise
-        _complain(f"{command} needs {error.name}: pip install 'openrlhf_dynamicrubric[trl]'")
+        _complain(f"{command} needs {package}: pip install 'openrlhf_dynamicrubric[trl]'")
     except KeyboardInterrupt:
         _complain("stopped; the same command goes on from here" if command == "coevolve" else "stopped")
         return 130

@@ -16,7 +16,7 @@ from typing import IO
 from openrlhf_dynamicrubric.errors import PhaseError
 from openrlhf_dynamicrubric.files import locked
 
-LEADER = "DYNAMICRUBRIC_LEADER"
+LEADER = "_DYNAMICRUBRIC_LEADER"
 """Environment variable with the process id of the orchestrator; phases that it starts end when it does."""
 
 STARTED = time.monotonic()
