@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,8 +68,9 @@ class RubricGeneratorTrainer(GRPOTrainer):
     could not be judged because calls failed earns nothing: it is left out of its group's baseline and has no advantage.
 
     Overrides `_calculate_rewards` (rewards standardised per group over all ranks before they are summed, which no option of TRL
-    does) and `_generate_single_turn` (the JSON schema while sampling). Under the schema rubrics are sampled from the masked
-    distribution, while the loss uses the model's own probabilities, so that it learns to need the mask less.
+    does), `_tokenize_prompts` (control tokens inside a response stay text, as in policy scoring) and `_generate_single_turn`
+    (the JSON schema while sampling). Under the schema rubrics are sampled from the masked distribution, while the loss uses the
+    model's own probabilities, so that it learns to need the mask less.
     An entropy bonus, which keeps rubrics from collapsing onto a few items, is TRL's `entropy_coef`.
 
     Args:
@@ -76,7 +79,7 @@ class RubricGeneratorTrainer(GRPOTrainer):
         train_dataset: rows with `prompt`, `responses` (2 or more), `anchors` (2 or more, best first) and, if wanted, `id`.
         eval_dataset: likewise.
         config: evaluator options; the generator named there is not used, `model` is trained.
-        verifier: DR-Verifier, in place of the one that `config` names.
+        verifier: DR-Verifier, a name, a folder or a language model, in place of the one that `config` names.
         anchor_weight: lambda, at least 0. Paper: 1.
         use_discriminability: False is the ablation without R_disc.
         std_floor: smallest standard deviation that rewards are divided by, see `objectives.standardise`.
@@ -100,7 +103,7 @@ class RubricGeneratorTrainer(GRPOTrainer):
         train_dataset: Rows,
         eval_dataset: Rows | None = None,
         config: EvaluatorConfig | None = None,
-        verifier: LanguageModel | None = None,
+        verifier: str | Path | LanguageModel | None = None,
         anchor_weight: float = 1.0,
         use_discriminability: bool = True,
         std_floor: float = 0.0,
@@ -109,12 +112,12 @@ class RubricGeneratorTrainer(GRPOTrainer):
         **trainer_options: Any,
     ) -> None:
         check_trl()
-        self.config = config = config or EvaluatorConfig()
-        _check_options(anchor_weight, use_discriminability, std_floor, trainer_options)
-        check_generator_args(args, config)
-        self._schema = rubric_schema(max_items=config.max_items, max_criterion_chars=config.max_criterion_chars)
-        if config.constrained_rubrics and args.use_vllm:
-            constrain_vllm(args, self._schema)
+        self.config = config or EvaluatorConfig()
+        if isinstance(verifier, str | Path):
+            self.config, verifier = replace(self.config, verifier=str(verifier)), None
+        _check_trainer_options(trainer_options)
+        _check_objective(anchor_weight, use_discriminability, std_floor, max_unscorable_steps)
+        self._set_schema(args)
         self.anchor_weight, self.use_discriminability, self.std_floor = anchor_weight, use_discriminability, std_floor
         self.max_unscorable_steps, self._unscorable_steps = max_unscorable_steps, 0
         self.records = RecordFile(Path(records) / "rubrics.jsonl") if records is not None else None
@@ -134,8 +137,14 @@ class RubricGeneratorTrainer(GRPOTrainer):
         )
         self._encoder = ChatEncoder(self._tokenizer, name="the generator")
         self._encoder.check_chat_template()
-        self._processor: Any = None
         self._check_lengths(chats["prompt"][:])
+
+    def _set_schema(self, args: GRPOConfig) -> None:
+        check_generator_args(args, self.config)
+        self._schema = rubric_schema(max_items=self.config.max_items, max_criterion_chars=self.config.max_criterion_chars)
+        self._processor: Any = None
+        if self.config.constrained_rubrics and args.use_vllm:
+            constrain_vllm(args, self._schema)
 
     def _load_verifier(self, verifier: LanguageModel | None) -> None:
         verifier = verifier and check_judge(verifier, "verifier")
@@ -261,16 +270,17 @@ class RubricGeneratorTrainer(GRPOTrainer):
             )
 
 
-def _check_options(
-    anchor_weight: float, use_discriminability: bool, std_floor: float, trainer_options: Mapping[str, Any]
-) -> None:
+def _check_trainer_options(trainer_options: Mapping[str, Any]) -> None:
     known = {"processing_class", "callbacks", "optimizers", "peft_config", "quantization_config"}
     unknown = sorted(set(trainer_options) - known)
     if unknown:
         raise ConfigError(f"RubricGeneratorTrainer takes no {unknown[0]}; besides its own it takes {', '.join(sorted(known))}")
-    if not anchor_weight >= 0:
-        raise ConfigError(f"anchor_weight must be at least 0, got {anchor_weight}")
-    if not std_floor >= 0:
-        raise ConfigError(f"std_floor must be at least 0, got {std_floor}")
+
+
+def _check_objective(anchor_weight: float, use_discriminability: bool, std_floor: float, max_unscorable_steps: int) -> None:
+    numbers = {"anchor_weight": anchor_weight, "std_floor": std_floor, "max_unscorable_steps": max_unscorable_steps}
+    for name, value in numbers.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{name} must be at least 0, got {value}")
     if anchor_weight == 0 and not use_discriminability:
         raise ConfigError("anchor_weight 0 without discriminability leaves nothing to train for; give one of the two")

@@ -208,7 +208,8 @@ def test_a_loaded_model_is_trained_in_place(tiny, tmp_path):
     assert not torch.equal(before, model.get_input_embeddings().weight)
 
 
-def test_the_verifier_named_by_the_configuration_is_loaded_and_no_generator(tiny, tmp_path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("named", [{"config": EvaluatorConfig(verifier="some/judge", **SHORT)}, {"verifier": "some/judge"}])
+def test_the_verifier_that_is_named_is_loaded_and_no_generator(tiny, tmp_path, monkeypatch: pytest.MonkeyPatch, named):
     asked = []
 
     def load_evaluator(config, *, with_generator=True):
@@ -220,7 +221,7 @@ def test_the_verifier_named_by_the_configuration_is_loaded_and_no_generator(tiny
         str(tiny),
         args=grpo_args(tmp_path, max_completion_length=60),
         train_dataset=ROWS,
-        config=EvaluatorConfig(verifier="some/judge", **SHORT),
+        **{"config": EvaluatorConfig(**SHORT), **named},
     )
     trainer.train()
     assert asked == [("some/judge", False)]
@@ -238,6 +239,7 @@ def test_the_verifier_named_by_the_configuration_is_loaded_and_no_generator(tiny
         ({"anchor_weight": -1.0}, ConfigError, "anchor_weight must be at least 0"),
         ({"anchor_weight": float("nan")}, ConfigError, "anchor_weight must be at least 0"),
         ({"std_floor": -1.0}, ConfigError, "std_floor must be at least 0"),
+        ({"max_unscorable_steps": -1}, ConfigError, "max_unscorable_steps must be at least 0"),
         ({"anchor_weight": 0.0, "use_discriminability": False}, ConfigError, "leaves nothing to train for"),
         ({"verifier": 3}, ConfigError, "verifier must be a name, a folder or a LanguageModel, got int"),
     ],
