@@ -57,6 +57,7 @@ class CallQueue(Generic[Request]):
     device: str
     _waiting: list[Call[Request]] = field(default_factory=list)
     _arrivals: int = 0
+    _handed_over: bool = False
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     async def ask(self, request: Request) -> Any:
@@ -71,7 +72,7 @@ class CallQueue(Generic[Request]):
             self._arrivals += 1
         try:
             await self._until_quiet()
-            worker(self.device).submit(self._work)
+            self._hand_over()
             return await call.answer
         finally:
             call.answer.cancel()  # no effect on one that is answered
@@ -83,17 +84,33 @@ class CallQueue(Generic[Request]):
             for _ in range(_QUIET_TURNS):
                 await asyncio.sleep(0)
 
+    def _hand_over(self) -> None:
+        with self._guard:
+            if self._waiting and not self._handed_over:
+                self._handed_over = True
+                worker(self.device).submit(self._work)
+
     def _work(self) -> None:
         with self._guard:
             calls, self._waiting = [call for call in self._waiting if not call.abandoned], []
+            self._handed_over = False
         if not calls:
             return
         try:
             self.handle(calls)
         except BaseException as error:
-            resolve((call, error) for call in calls)  # whatever it is, no caller may wait for ever
+            resolve((call, _raisable(error)) for call in calls)  # whatever it is, no caller may wait for ever
             raise
         resolve((call, RuntimeError("the call was not answered")) for call in calls)
+
+
+def _raisable(error: BaseException) -> Exception:
+    """The error, or one in its place that a future takes and that does not end the caller's loop."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    stopped = RuntimeError(f"the worker was stopped by {type(error).__name__}")
+    stopped.__cause__ = error
+    return stopped
 
 
 def resolve(answers: Iterable[tuple[Call[Any], Any]]) -> None:

@@ -79,6 +79,8 @@ class ChatEncoder:
         return neutralise(encodable(value), self.special_tokens) if isinstance(value, str) else value
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
         return self.tokenizer(texts, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
 
 

@@ -222,4 +222,6 @@ def _why_not(owner: TransformersModel) -> str | None:
     except (RuntimeError, TypeError, ValueError, IndexError) as failure:  # what architectures say to a mask they do not know
         return f"its forward pass says: {failure}"
     tolerated = 1e-3 if owner.model.dtype in (torch.float32, torch.float64) else 0.5
-    return None if error <= tolerated else f"log-odds differ by {error:.2g}"
+    if error <= tolerated:
+        return None
+    return "its attention takes no mask of ours" if math.isinf(error) else f"log-odds would differ by {error:.2g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -149,7 +150,7 @@ class TransformersModel:
             ModelLoadError: chat turns for a model without a chat template.
             ConfigError: an argument is out of its range.
         """
-        if max_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
+        if not (max_tokens >= 1 and 0 <= temperature < math.inf and 0 < top_p <= 1):
             raise ConfigError(
                 "sampling takes max_tokens >= 1, temperature >= 0 and top_p in (0, 1], "
                 f"got max_tokens={max_tokens}, temperature={temperature}, top_p={top_p}"
