@@ -102,18 +102,23 @@ def without_zero3() -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without the progress bars and notices that transformers writes while it loads and saves."""
+def quiet(*, bars: bool = False) -> Iterator[None]:
+    """Without the notices that transformers writes while it loads and saves.
+
+    Args:
+        bars: keep progress bars: of a download, which may take long.
+    """
     from transformers.utils import logging
 
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.set_verbosity_error()
+    if not bars:
+        logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
+        if had_bars:
             logging.enable_progress_bar()
 
 
@@ -121,9 +126,9 @@ def _load(path: str | Path, *, dtype: str, device_map: str | None) -> PreTrained
     AutoModelForCausalLM = require_transformers().AutoModelForCausalLM
     from safetensors import SafetensorError
 
-    _check_folder(Path(path))
+    _check_folder(path)
     try:
-        with quiet():
+        with quiet(bars=not Path(path).is_dir()):
             model, info = AutoModelForCausalLM.from_pretrained(
                 str(path), dtype=dtype, device_map=device_map, output_loading_info=True, ignore_mismatched_sizes=True
             )
@@ -133,16 +138,17 @@ def _load(path: str | Path, *, dtype: str, device_map: str | None) -> PreTrained
     return model
 
 
-def _check_folder(path: Path) -> None:
+def _check_folder(name: str | Path) -> None:
+    path = Path(name)
     if not path.is_dir():
-        if path.is_absolute() or str(path).startswith((".", "~")):
-            raise ModelLoadError(f"there is no folder {path}")
-        return  # a name on a hub
+        if isinstance(name, Path) or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+            raise ModelLoadError(f"there is no folder {name}")
+        return  # a name on a hub: owner/model
     if (path / "config.json").is_file():
         return
     if (path / "adapter_config.json").is_file():
-        raise ModelLoadError(f"{path} holds an adapter without its model; merge the two and name the merged folder")
-    raise ModelLoadError(f"{path} is not a model: it has no config.json")
+        raise ModelLoadError(f"{name} holds an adapter without its model; merge the two and name the merged folder")
+    raise ModelLoadError(f"{name} is not a model: it has no config.json")
 
 
 def _check_weights(path: str | Path, info: Mapping[str, Any]) -> None:

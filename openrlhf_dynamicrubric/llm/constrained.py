@@ -62,15 +62,16 @@ class SchemaGuide:
         """True where a token may come next, shape (texts, vocabulary); a text that has ended may only end again."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        words = (max(vocabulary, self._tokenizer.vocab_size) + 31) // 32
-        bits = np.zeros((len(matchers), words), dtype=np.int32)
+        bits = np.zeros((len(matchers), (self._tokenizer.vocab_size + 31) // 32), dtype=np.int32)
         stopped = []
         for row, matcher in enumerate(matchers):
             if matcher.is_stopped():
                 stopped.append(row)
             else:
                 fill_next_token_bitmask(matcher, bits, row)
-        allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :vocabulary].astype(np.bool_)
+        known = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :vocabulary]
+        allowed = np.zeros((len(matchers), vocabulary), dtype=np.bool_)  # models may have more logits than tokens
+        allowed[:, : known.shape[1]] = known
         allowed[np.ix_(stopped, self._eos_token_ids)] = True
         return allowed
 

