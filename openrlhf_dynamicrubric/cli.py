@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return importlib.import_module(f"openrlhf_dynamicrubric.{module}").main(argv[1:])
     except DynamicRubricError as error:
         _complain(str(error))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _complain(f"{command}: {error.strerror} for {error.filename or 'its files'}; make room, and the same command goes on")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in OPTIONAL:

@@ -147,13 +147,17 @@ def parse(argv: Sequence[str], *kinds: type[T]) -> tuple[Any, ...]:
     """
     parser = Parser(list(kinds))  # pyright: ignore[reportArgumentType]
     try:
-        return parser.parse_args_and_config(list(argv))
+        *options, rest = parser.parse_args_and_config(list(argv), return_remaining_strings=True)
     except ConfigError:
         raise
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, NotImplementedError) as error:  # how GRPOConfig and TrlParser refuse options
         raise ConfigError(" ".join(str(error).split())) from None
+    if rest:
+        name = rest[0].removeprefix("--").partition("=")[0].replace("-", "_")
+        raise ConfigError(f"unknown option {rest[0]}; {near(name, [action.dest for action in parser._actions])}")
+    return tuple(options)
 
 
 def parse_training(argv: Sequence[str], own: type) -> TrainingArguments:
