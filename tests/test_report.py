@@ -7,10 +7,14 @@ import hashlib
 import json
 import math
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -18,10 +22,11 @@ from openrlhf_dynamicrubric.display import one_line, visible
 from openrlhf_dynamicrubric.errors import DataError
 from openrlhf_dynamicrubric.records import RecordFile, group_record
 from openrlhf_dynamicrubric.report import main, write_report
+from openrlhf_dynamicrubric.report import page as page_module
 from openrlhf_dynamicrubric.report.page import choose_rubric_groups, choose_sets, fill_up, groups_of_rubrics
-from openrlhf_dynamicrubric.report.plots import Chart, Line, draw, thin, ticks
+from openrlhf_dynamicrubric.report.plots import Chart, Line, draw, thin
 from openrlhf_dynamicrubric.report.read import read_run
-from openrlhf_dynamicrubric.report.tables import phase_curves, ranked_items
+from openrlhf_dynamicrubric.report.tables import charts, kinds, phase_curves, ranked_items, track
 from openrlhf_dynamicrubric.scoring import response_scores
 from openrlhf_dynamicrubric.types import Evaluation, ResponseSet, Rubric, RubricItem, Unscorable, Usage, WrittenRubric
 from tests.synthetic_run import write_run
@@ -202,8 +207,9 @@ def test_page_allows_its_own_script_only_and_asks_no_network(tmp_path: Path) -> 
     digest = base64.b64encode(hashlib.sha256(page.scripts.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in str(policy)
     assert "default-src 'none'" in str(policy)
-    assert not [a for tag, a in page.tags if "src" in a or (tag != "a" and "href" in a)]
-    assert all(str(a["href"]).startswith("#") for tag, a in page.tags if tag == "a")
+    assert not [a for _, a in page.tags if {"src", "xlink:href", "data", "action"} & a.keys()]
+    assert {tag for tag, a in page.tags if "href" in a} == {"a", "use"}
+    assert all(str(a["href"]).startswith("#") for _, a in page.tags if "href" in a)
     assert "url(" not in page.styles
     assert "@import" not in page.styles
 
@@ -212,7 +218,7 @@ def test_every_link_has_its_target(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path / "run", steps=40, groups=4))
     ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids))
-    assert {str(a["href"])[1:] for tag, a in page.tags if tag == "a"} <= set(ids)
+    assert {str(a["href"])[1:] for _, a in page.tags if "href" in a} <= set(ids)
 
 
 def test_complete_run(tmp_path: Path) -> None:
@@ -278,6 +284,43 @@ def test_damaged_lines_are_named_and_an_unfinished_one_is_passed_over(tmp_path: 
         "records/groups.jsonl, line 5",
     ]
     assert "4 lines of the records could not be read" in page_of(tmp_path).flat
+
+
+def test_records_that_shrink_while_they_are_read_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = records_of(tmp_path, *[[scored([[1, 0]], responses=[f"early {step}", "b"])] for step in range(4)])
+    file = RecordFile(run / "records" / "groups.jsonl")
+    reads = []
+
+    def read_then_resume(folder: Path) -> Any:
+        data = read_run(folder)
+        reads.append(len(data.groups))
+        if len(reads) == 1:  # the run goes on from step 1: two of its records are gone, one is another
+            file.drop_from(1)
+            file.append([group_record(scored([[1, 0]], responses=["again", "b"]))], step=1)
+        return data
+
+    monkeypatch.setattr(page_module, "read_run", read_then_resume)
+    page = page_of(run)
+    assert reads == [4, 2]
+    assert "2 of 2 response sets" in page.flat
+    assert "early 0" in page.flat
+    assert "again" in page.flat
+    assert "early 1" not in page.flat
+
+
+def test_records_that_never_stand_still_end_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = records_of(tmp_path, [scored([[1, 0]])])
+
+    def read_then_lose(folder: Path) -> Any:
+        data = read_run(folder)
+        path = run / "records" / "groups.jsonl"
+        path.write_bytes(b" " + path.read_bytes())
+        return data
+
+    monkeypatch.setattr(page_module, "read_run", read_then_lose)
+    with pytest.raises(DataError, match=r"groups\.jsonl changes while it is read"):
+        write_report(run)
+    assert not (run / "report.html").exists()
 
 
 def test_long_responses_keep_the_page_small_and_say_what_was_cut(tmp_path: Path) -> None:
@@ -364,31 +407,139 @@ def test_scored_anchors_stand_in_the_matrix(tmp_path: Path) -> None:
     assert "0.75" in page.flat
 
 
+def chart_of(*values: float, **options: Any) -> Chart:
+    return Chart("Gap <b>", "", [Line("gap", list(enumerate(values)))], **options)
+
+
+class Drawing:
+    """What a reader sees of one chart: its texts by place, its shapes by class, the values of its dots."""
+
+    def __init__(self, svg: str) -> None:
+        self.root = ElementTree.fromstring(svg)
+        self.texts = {str(e.text): (float(e.get("x", "nan")), float(e.get("y", "nan"))) for e in self.root.iter("text")}
+
+    def shapes(self, name: str) -> list[ElementTree.Element]:
+        return [p for g in self.root.iter("g") if g.get("class") == name for p in g.iter("path") if not p.get("id")]
+
+    def dots(self, name: str) -> list[tuple[float, float]]:
+        groups = [group for group in self.root.iter("g") if group.get("class", "").startswith(f"dot {name}")]
+        return [(float(e.get("x", "nan")), float(e.get("y", "nan"))) for group in groups for e in group.iter("use")]
+
+    def value_at(self, y: float) -> float:
+        """The value that the axis gives a height, by its lowest and highest label."""
+        marks = {text: at for text, (x, at) in self.texts.items() if x < 46 and text != "step"}
+        (low, low_at), (high, high_at) = max(marks.items(), key=lambda m: m[1]), min(marks.items(), key=lambda m: m[1])
+        number_of = lambda text: float(text.replace("−", "-").rstrip("\u202f%"))  # noqa: E731
+        centre = 148 - low_at  # a label stands a little below the line that it names
+        share = (low_at + centre - y) / (low_at - high_at)
+        return number_of(low) + share * (number_of(high) - number_of(low))
+
+
 def test_charts_say_in_words_what_they_draw() -> None:
-    svg = draw(
-        Chart("Gap <b>", "", [Line("gap", [(0, 0.25), (1, 0.5)])], bounds=(0, 1), borders=[(0, "round 1"), (1, "round 2")])
-    )
-    assert 'aria-label="Gap &lt;b&gt;: gap 0.25 at step 0, 0.5 at step 1"' in svg
-    assert svg.count("<circle") == 2
-    assert "<title>step 1, gap: 0.5</title>" in svg
-    assert svg.count('class="border"') == 1
+    chart = chart_of(0.25, 0.5, bounds=(0, 1), borders=[(0, "round 1"), (1, "round 2")], level=(0.75, "chance"))
+    drawing = Drawing(draw(chart))
+    assert drawing.root.get("role") == "img"
+    assert drawing.root.get("aria-label") == "Gap <b>: gap 0.25 at step 0, 0.5 at step 1; chance is 0.75"
+    assert [title.text for title in drawing.root.iter("title")] == ["step 0, gap: 0.25", "step 1, gap: 0.5"]
+    assert {"round 1", "chance", "step", "0", "1", "0.00", "1.00"} <= set(drawing.texts)
+    assert [len(drawing.shapes(name)) for name in ("line l0", "border", "level")] == [1, 1, 1]
+
+
+def test_charts_draw_values_where_the_axis_says() -> None:
+    lines = [Line("a", [(0, 0.25), (1, 0.5), (4, 0.0)]), Line("b", [(2, 1.0), (4, 0.75)])]
+    drawing = Drawing(draw(Chart("t", "", lines, bounds=(0, 1))))
+    assert [drawing.value_at(y) for _, y in drawing.dots("l0")] == pytest.approx([0.25, 0.5, 0.0], abs=0.002)
+    assert [drawing.value_at(y) for _, y in drawing.dots("l1")] == pytest.approx([1.0, 0.75], abs=0.002)
+    assert [x for x, _ in drawing.dots("l0")] == pytest.approx([drawing.texts[step][0] for step in "014"], abs=0.02)
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
+    ("values", "bounds", "low", "high"),
     [
-        (0.0, 1.0, [0.0, 0.5, 1.0]),
-        (0.0, 0.25, [0.0, 0.1, 0.2, 0.3]),
-        (-3.72, -1.9, [-4.0, -3.5, -3.0, -2.5, -2.0, -1.5]),
-        (5.0, 5.0, [4.0, 6.0]),
-        (0.0, 0.0, [0.0, 0.5]),
+        ((0.2, 0.7), (0, 1), 0.0, 1.0),
+        ((0.0, 0.23), None, 0.0, 0.3),
+        ((-3.72, -1.9), None, -4.0, -1.0),
+        ((5.0, 5.0), None, 0.0, 6.0),
+        ((0.0, 0.0), None, 0.0, 1.0),
+        ((7.0,), None, 0.0, 8.0),
+        ((0.5, 1.4), (0, 1), 0.0, 1.5),
     ],
 )
-def test_ticks_enclose_the_data(low: float, high: float, expected: list[float]) -> None:
-    marks = ticks(low, high)
-    assert marks[0] <= low
-    assert marks[-1] >= high
-    assert marks == expected
+def test_axes_enclose_the_data_and_the_bounds(
+    values: tuple[float, ...], bounds: tuple[float, float] | None, low: float, high: float
+) -> None:
+    drawing = Drawing(draw(chart_of(*values, bounds=bounds)))
+    assert drawing.value_at(148) == pytest.approx(low)  # the lower edge
+    assert drawing.value_at(18) == pytest.approx(high)  # the upper one
+    assert [drawing.value_at(y) for _, y in drawing.dots("l0")] == pytest.approx(list(values), abs=0.004 * (high - low))
+
+
+def test_neighbouring_marks_of_an_axis_never_read_the_same() -> None:
+    for values in ((5.00001, 5.00002), (1e-6, 3e-6), (123_456_701.0, 123_456_702.0), (0.9999, 1.0001)):
+        texts = ElementTree.fromstring(draw(chart_of(*values))).iter("text")
+        marks = [text.text for text in texts if float(text.get("x", "nan")) < 46]
+        assert len(marks) > 3
+        assert len(marks) == len(set(marks))
+
+
+def test_labels_of_rounds_do_not_run_into_each_other() -> None:
+    borders = [(10.0 * n, f"round {n + 1}") for n in range(12)]
+    drawing = Drawing(draw(chart_of(*range(120), borders=borders)))
+    places = [x for text, (x, _) in drawing.texts.items() if text.startswith("round")]
+    assert len(drawing.shapes("border")) == 11
+    assert len(places) == 6
+    assert min(np.diff(places)) > 40
+    assert max(places) < 360 - 40
+
+
+def test_drawing_is_the_same_each_time_and_asks_for_no_style_of_its_own() -> None:
+    svg = draw(chart_of(0.25, 0.5))
+    assert svg == draw(chart_of(0.25, 0.5))
+    assert not re.search(r"<style|<metadata|style=|stroke|fill|xmlns|xlink|http", svg)
+    matplotlib.rcParams["font.size"] = 30
+    try:
+        assert draw(chart_of(0.25, 0.5)) == svg
+        assert matplotlib.rcParams["font.size"] == 30
+    finally:
+        matplotlib.rcdefaults()
+
+
+def test_matplotlib_is_loaded_by_drawing_only_and_pyplot_never() -> None:
+    lines = (
+        "import sys",
+        "from openrlhf_dynamicrubric import cli, report",
+        "from openrlhf_dynamicrubric.report.plots import Chart, Line, draw",
+        "assert 'matplotlib' not in sys.modules",
+        "draw(Chart('t', '', [Line('a', [(0, 1.0)])]))",
+        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+def test_names_in_a_chart_are_text() -> None:
+    names = [*HOSTILE, UNSEEN, "$x$ \\frac"]
+    for name in names:
+        drawing = Drawing(draw(Chart(name, "", [Line(name, [(0, 1.0), (1, 2.0)])])))
+        assert str(drawing.root.get("aria-label")).startswith(visible(name))
+        assert {e.tag for e in drawing.root.iter()} == {"svg", "g", "path", "defs", "use", "text", "title"}
+
+
+def test_the_trainers_log_is_drawn_at_its_own_steps(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rounds=2, steps=3)
+    for number, rate in ((1, 5.0), (2, 7.0)):
+        metrics = run / f"round-{number:02d}" / "train-policy" / "records" / "metrics.jsonl"
+        row = {"kind": "metrics", "rate": rate, "huge": 10**400, "nothing": None, "still": 0.5}
+        rows = [{**row, "step": step, "\ud800\u202e": 1.0 * step} for step in (1, 2, 3)]
+        metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = read_run(run)
+    (_, measures, phases) = kinds(data)[1]
+    main_charts, others, constant = charts(track(data, phases), measures)
+    assert {chart.title: chart.lines[0].points for chart in others}["rate"] == [(0, 5), (1, 5), (2, 5), (3, 7), (4, 7), (5, 7)]
+    assert [step for step, _ in main_charts[0].borders] == [0, 3]
+    assert constant == [("still", "0.5")]
+    page = page_of(run)
+    assert "The same at every step: still 0.5." in page.flat
+    assert any("⟨U+D800⟩⟨U+202E⟩: " in str(a.get("aria-label")) for tag, a in page.tags if tag == "svg")
 
 
 def test_thinning_keeps_the_mean() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,23 +12,39 @@ from typing import Any
 
 import numpy as np
 
+from openrlhf_dynamicrubric.errors import DataError
 from openrlhf_dynamicrubric.phases import SAMPLE
 from openrlhf_dynamicrubric.types import Usage
 
 
+class RecordsChangedError(DataError):
+    """A record is no longer where it stood: a resumed run took it away."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one record stands: file, line from 1, and byte."""
+    """Where one record stands: file, line from 1, byte; and a checksum of its line."""
 
     path: Path
     line: int
     offset: int
+    checksum: int
 
     def read(self) -> dict[str, Any]:
-        """The record itself."""
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            return json.loads(file.readline())
+        """The record itself.
+
+        Raises:
+            RecordsChangedError: another one stands there now, or none.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                line = file.readline()
+        except FileNotFoundError:
+            line = b""
+        if zlib.crc32(line) != self.checksum:
+            raise RecordsChangedError(f"{self.path.name} changes while it is read: a run rewrites its records; try again")
+        return json.loads(line)
 
 
 @dataclass(slots=True)
@@ -150,7 +167,7 @@ def rows_of(path: Path, damaged: list[str]) -> Iterator[tuple[Source, dict[str, 
     offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            source = Source(path, number, offset)
+            source = Source(path, number, offset, zlib.crc32(line))
             offset += len(line)
             if not line.endswith(b"\n"):
                 continue  # is being written, or a crash cut it

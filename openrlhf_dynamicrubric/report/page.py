@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,7 @@ from openrlhf_dynamicrubric.display import visible
 from openrlhf_dynamicrubric.errors import DataError
 from openrlhf_dynamicrubric.files import write_atomic
 from openrlhf_dynamicrubric.report import plots, tables, views
-from openrlhf_dynamicrubric.report.data import Group, RunData, Sampled
+from openrlhf_dynamicrubric.report.data import Group, RecordsChangedError, RunData, Sampled
 from openrlhf_dynamicrubric.report.read import read_run
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ MOST_SETS, SETS_BYTES = 80, 3_000_000
 MOST_ITEMS = 12
 MOST_RUBRIC_GROUPS, RUBRIC_GROUPS_BYTES = 12, 700_000
 SEED = 0
+TRIES = 4
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
@@ -44,12 +45,22 @@ def write_report(run: Path, output: Path | None = None) -> Path:
         The page's path.
 
     Raises:
-        DataError: no such folder, or nothing in it to report on.
+        DataError: no such folder, nothing in it to report on, or a run that rewrites its records each time they are read.
         OSError: the page cannot be written.
     """
     output = Path(output) if output else Path(run) / "report.html"
-    write_atomic(output, render(read_run(Path(run))))
+    write_atomic(output, _render_unchanged(Path(run)))
     return output
+
+
+def _render_unchanged(run: Path) -> str:
+    """The page about one state of the records: where a run rewrites them meanwhile, it is begun anew."""
+    for _ in range(TRIES - 1):
+        try:
+            return render(read_run(run))
+        except RecordsChangedError:
+            continue
+    return render(read_run(run))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -115,9 +126,10 @@ def render(data: RunData) -> str:
 
 
 def _drawn_charts(data: RunData, title: str, measures: Any, phases: Any) -> dict[str, Any]:
-    main_charts, others = tables.charts(tables.track(data, phases), measures)
-    drawn = [[(chart, plots.draw(chart)) for chart in part] for part in (main_charts, others)]
-    return {"title": title, "main": drawn[0], "others": drawn[1]}
+    main_charts, others, constant = tables.charts(tables.track(data, phases), measures)
+    names = (f"{title.split()[0].lower()}-{number}" for number in itertools.count(1))
+    drawn = [[(chart, plots.draw(chart, name=next(names))) for chart in part] for part in (main_charts, others)]
+    return {"title": title, "main": drawn[0], "others": drawn[1], "constant": constant}
 
 
 def _environment() -> Environment:
@@ -222,7 +234,7 @@ def _disc_spread(rubrics: list[Sampled]) -> float:
 
 def _by_phase(groups: Sequence[Any]) -> Iterator[list[Any]]:
     phase_of: Callable[[Any], Hashable] = lambda group: id((group[0] if isinstance(group, list) else group).phase)  # noqa: E731
-    return (list(members) for _, members in groupby(groups, key=phase_of))
+    return (list(members) for _, members in itertools.groupby(groups, key=phase_of))
 
 
 def _first_wishes_then_sample(

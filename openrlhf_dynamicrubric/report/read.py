@@ -19,6 +19,7 @@ from openrlhf_dynamicrubric.scoring import score_gap
 from openrlhf_dynamicrubric.types import Usage
 
 LOG_LINES = 40
+LARGEST = 1e300
 
 
 def read_run(folder: Path) -> RunData:
@@ -103,11 +104,11 @@ def _take(data: RunData, phase: Phase, source: Source, row: dict[str, Any]) -> N
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a log line by name, as TRL names them; bookkeeping left out."""
+    """The numbers of a log line by name, as TRL names them; bookkeeping, and what no axis can show, left out."""
     row = {**row, **row["metrics"]} if isinstance(row.get("metrics"), dict) else row
     skipped = {"schema", "step", "time", "round", "epoch"}
     known = {key: value for key, value in row.items() if key not in skipped and not isinstance(value, bool)}
-    return {key: float(value) for key, value in known.items() if isinstance(value, int | float) and np.isfinite(value)}
+    return {key: float(value) for key, value in known.items() if isinstance(value, int | float) and abs(value) < LARGEST}
 
 
 def _take_group(data: RunData, phase: Phase, source: Source, row: dict[str, Any]) -> None:

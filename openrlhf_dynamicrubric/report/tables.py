@@ -86,7 +86,8 @@ def phase_curves(data: RunData, phase: Phase) -> dict[str, Curve]:
     rows = {step: policy_measures(members) for step, members in groups.items()}
     if not rows:
         rows = {step: generator_measures(members) for step, members in sampled.items()}
-    logged = [(step, name, value) for step, log in phase.metrics for name, value in log.items()]
+    # A trainer logs a step after it has counted it: what it logs at 1 belongs to the records of step 0.
+    logged = [(max(step - 1, 0), name, value) for step, log in phase.metrics for name, value in log.items()]
     curves: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for step, name, value in [(step, name, value) for step, row in rows.items() for name, value in row.items()] + logged:
         if not math.isnan(value):
@@ -244,15 +245,18 @@ def track(data: RunData, phases: Sequence[Phase]) -> Track:
     return Track(phases, [phase_curves(data, phase) for phase in phases], starts)
 
 
-def charts(line: Track, measures: Sequence[Measure]) -> tuple[list[Chart], list[Chart]]:
-    """A chart for each measure with at least two points, and one for each further number in the trainer's log."""
+def charts(line: Track, measures: Sequence[Measure]) -> tuple[list[Chart], list[Chart], list[tuple[str, str]]]:
+    """A chart for each measure and for each further number in the trainer's log, and those numbers that never change.
+
+    What has fewer than two points is left out.
+    """
     has = lambda name: len(line.points(name)) > 1  # noqa: E731 - one line, used thrice
     shown = [m for m in measures if m is not UNSCORABLE and has(m.key) and not (m.key == "chars" and has(LENGTH))]
     used = {m.key for m in measures} | {name for m in measures for name, _ in m.beside} | {*policy_measures([])}
-    other = [name for name in sorted({name for curves in line.curves for name in curves} - used) if has(name)]
-    return [_chart(measure, line) for measure in shown], [
-        Chart(name, "", [Line(name, line.points(name))], borders=line.borders) for name in other
-    ]
+    other = {name: line.points(name) for name in sorted({name for c in line.curves for name in c} - used) if has(name)}
+    constant = {name: points[0][1] for name, points in other.items() if len({y for _, y in points}) == 1}
+    moving = [Chart(name, "", [Line(name, other[name])], borders=line.borders) for name in other if name not in constant]
+    return [_chart(measure, line) for measure in shown], moving, [(name, number(y)) for name, y in constant.items()]
 
 
 def _chart(measure: Measure, line: Track) -> Chart:

@@ -161,12 +161,11 @@ def failures_view(data: RunData, links: Mapping[int, int]) -> dict[str, Any]:
 
 
 def _reason_view(reason: Reason, links: Mapping[int, int]) -> dict[str, Any]:
-    where = _where_and_id(reason.group) if reason.group else ""
     return {
         "kind": reason.kind.replace("_", " "),
         "text": shorten(reason.text, 600)[0],
         "count": reason.count,
-        "where": where,
+        "where": _where_and_id(reason.group) if reason.group else "",
         "link": links.get(id(reason.group)),
     }
 
