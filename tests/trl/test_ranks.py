@@ -133,8 +133,8 @@ def test_no_rank_is_left_waiting_when_one_fails(tmp_path):
     cases = cases_for(2, tmp_path)
     (tmp_path / "cases.json").write_text(json.dumps([cases["malformed"]]))
     ended = one_by_one("rank_reward.py", tmp_path / "cases.json", tmp_path, "stop", ranks=2)
-    assert [code for code, _ in ended] == [1, 1]
-    for _, stderr in ended:
+    for code, stderr in ended:
+        assert code != 0  # usually 1; torch's own threads may abort a process that ends without taking its group down
         assert "on rank 1 of 2: DataError: completion 5 has a part of type 'image'" in stderr
 
 
@@ -186,6 +186,6 @@ def test_a_generator_trains_on_the_papers_advantages(tiny, tmp_path, shape):
 
 def test_no_rank_is_left_waiting_when_the_generators_judge_fails_on_one(tiny, tmp_path):
     ended = one_by_one("rank_train.py", "broken", tiny, tmp_path, 3, 2, ranks=2)
-    assert [code for code, _ in ended] == [1, 1]
-    for _, stderr in ended:
+    for code, stderr in ended:
+        assert code != 0  # usually 1; torch's own threads may abort a process that ends without taking its group down
         assert "RankError: on rank 1 of 2: ZeroDivisionError" in stderr
