@@ -164,7 +164,7 @@ def _check(config: RunConfig, pending: Sequence[Phase], console: Console) -> Non
         kinds = dict.fromkeys(phase.kind for phase in pending if phase.words == words)
         result = folder / "result.json"
         result.unlink(missing_ok=True)
-        command = [*words, "check", "--run", str(config.folder), "--result", str(result), *kinds]
+        command = [*words, "check", str(config.folder), *kinds, "--result", str(result)]
         log = folder / phases.LOG
         log.unlink(missing_ok=True)
         started = time.monotonic()

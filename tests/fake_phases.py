@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(argv: list[str]) -> int:
-    run = Path(argv[argv.index("--run") + 1])
+    run = Path(argv[2])
     does = run / "check.does"
     found = json.loads(does.read_text()) if does.exists() else {"errors": [], "notes": []}
     if found == "crash":
@@ -67,7 +67,7 @@ def misbehave(how: str, folder: Path) -> None:
     if how == "no-done":
         sys.exit(0)
     if how == "hang":
-        (folder / "pid").write_text(str(os.getpid()))
+        (folder / f"pid-{os.getpid()}").touch()
         time.sleep(600)
 
 

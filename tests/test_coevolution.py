@@ -274,32 +274,37 @@ def test_an_interrupt_ends_the_phase_and_leaves_a_run_that_goes_on(tmp_path: Pat
     some = config(tmp_path, rounds=1)
     does(some, "train-policy", "hang")
     process = start(write_config(tmp_path, rounds=1))
-    pid_file = some.folder / "round-01/train-policy/pid"
-    wait_for(lambda: pid_file.exists() and pid_file.read_text())
+    folder = some.folder / "round-01/train-policy"
+    wait_for(lambda: list(folder.glob("pid-*")))
+    [pid] = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
     process.send_signal(number)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert errors == "error: stopped; the same command goes on from here\n"
-    wait_for(lambda: not alive(int(pid_file.read_text())))
+    wait_for(lambda: not alive(pid))
     (some.folder / "train-policy.does").unlink()
     run(some)
     assert calls(some) == [f"round-01/{kind}" for kind in (*phases.KINDS, "train-policy")]
 
 
-@pytest.mark.parametrize("launcher", ["none", "plain"])
+@pytest.mark.parametrize("launcher", ["none", "plain", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_phase_ends_with_an_orchestrator_that_is_killed(tmp_path: Path, launcher: str) -> None:
-    words = FAKE
+    words, ranks = FAKE, 1
     if launcher == "plain":  # as accelerate starts a single process, and knows nothing of signals
         code = "import subprocess, sys; sys.exit(subprocess.Popen([sys.executable, *sys.argv[1:]]).wait())"
         words = [sys.executable, "-c", code, FAKE[1]]
+    if launcher == "torchrun":
+        words, ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", FAKE[1]], 2
     some = config(tmp_path, rounds=1)
     does(some, "sample", "hang")
     process = start(write_config(tmp_path, rounds=1, launch={**LAUNCH, "sample": words}))
-    pid_file = some.folder / "round-01/sample/pid"
-    wait_for(lambda: pid_file.exists() and pid_file.read_text())
+    folder = some.folder / "round-01/sample"
+    wait_for(lambda: len(list(folder.glob("pid-*"))) == ranks, seconds=60)
+    pids = [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+    assert all(map(alive, pids))
     process.kill()
     process.communicate()
-    wait_for(lambda: not alive(int(pid_file.read_text())))
+    wait_for(lambda: not any(map(alive, pids)), seconds=60)
 
 
 def test_errors_of_a_run_are_sentences_with_exit_code_1(tmp_path: Path) -> None:

@@ -60,13 +60,13 @@ class Findings:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`dynamicrubric check --run RUN [kinds]`: what the run's next phases would find.
+    """`dynamicrubric check RUN [kinds]`: what the run's next phases would find.
 
     Returns:
         The exit code: 0, or 1 where something has to be changed.
     """
     parser = argparse.ArgumentParser(prog="dynamicrubric check", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="run folder, with its run.json")
+    parser.add_argument("run", type=Path, help="run folder, with its run.json")
     parser.add_argument("--result", type=Path, help="JSON file for the findings")
     parser.add_argument("kinds", nargs="*", choices=[*phases.KINDS, []], help="kinds of phases; default all")
     options = parser.parse_args(argv)

@@ -182,9 +182,9 @@ def test_the_command_says_what_it_found_and_writes_it(options: dict[str, Any], c
     run = Path(options["output_dir"])
     run.mkdir()
     (run / "run.json").write_text(json.dumps({"config": options}))
-    assert check.main(["--run", str(run), "--result", str(run / "found.json"), "sample"]) == 0
+    assert check.main([str(run), "sample", "--result", str(run / "found.json")]) == 0
     assert json.loads((run / "found.json").read_text()) == {"errors": [], "notes": []}
     (run / "run.json").write_text(json.dumps({"config": {**options, "anchors": "nowhere.jsonl"}}))
-    assert check.main(["--run", str(run), "--result", str(run / "found.json"), "sample"]) == 1
+    assert check.main([str(run), "sample", "--result", str(run / "found.json")]) == 1
     assert json.loads((run / "found.json").read_text())["errors"] == ["sample: nowhere.jsonl is not a file"]
     assert "sample: nowhere.jsonl is not a file" in capsys.readouterr().err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from openrlhf_dynamicrubric.run_config import run_config
 from openrlhf_dynamicrubric.trl import resume, train_generator, train_policy, training
 from openrlhf_dynamicrubric.trl.resume import MARK
 from tests.tiny import build_tiny_model
-from tests.tiny_run import tensors_digest, tiny_options, without_times
+from tests.tiny_run import environment, tensors_digest, tiny_options, without_times
+from tests.trl.ranks import free_port
 
 MAINS = {TRAIN_GENERATOR: train_generator.main, TRAIN_POLICY: train_policy.main}
 Command = Callable[..., Path]
@@ -37,15 +40,27 @@ def command(tmp_path: Path, tiny: Path) -> Command:
     ]
     sets.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def run(kind: str, folder: str, **options: Any) -> Path:
+    def run(kind: str, folder: str, *, ranks: int = 0, **options: Any) -> Path:
         inputs = {"response_sets": str(sets)} if kind == TRAIN_GENERATOR else {"generator": str(tiny)}
         values = {**phases[kind].options, **inputs, "output_dir": str(tmp_path / folder), "disable_tqdm": True, **options}
         path = tmp_path / f"{folder}.yaml"
         path.write_text(yaml.safe_dump(values))
-        assert MAINS[kind](["--config", str(path)]) == 0
+        if ranks:
+            launch_module("openrlhf_dynamicrubric", kind, "--config", path, ranks=ranks)
+        else:
+            assert MAINS[kind](["--config", str(path)]) == 0
         return tmp_path / folder
 
     return run
+
+
+def launch_module(*words: object, ranks: int) -> None:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port(), "-m"]
+    done = subprocess.run(
+        [sys.executable, *map(str, (*launcher, *words))],
+        env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def records(folder: Path) -> dict[str, Any]:
@@ -78,6 +93,23 @@ def test_going_on_from_any_checkpoint_gives_the_same_model_and_records_bit_for_b
         assert tensors_digest(folder / "model") == tensors_digest(whole / "model"), step
         assert records(folder) == records(whole), step
         assert json.loads((folder / "done.json").read_text())["seconds"] >= done["seconds"] if step == 4 else True
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_from_a_checkpoint_bit_for_bit_too(command: Command) -> None:
+    """One group cut in the middle, each process with random numbers of its own."""
+    options = {"per_device_train_batch_size": 2, "ranks": 2}
+    whole = command(TRAIN_POLICY, "whole", **options)
+    assert len(list((whole / "checkpoint-2").glob("rng_state_*.pth"))) == 2
+    assert len(records(whole)["groups.jsonl"]) == 4
+    folder = whole.with_name("cut")
+    shutil.copytree(whole, folder)
+    for name in ("model", "checkpoint-4", "checkpoint-3/complete.json"):
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+    (folder / "done.json").unlink()
+    command(TRAIN_POLICY, "cut", **options)
+    assert tensors_digest(folder / "model") == tensors_digest(whole / "model")
+    assert records(folder) == records(whole)
 
 
 @pytest.mark.slow
