@@ -474,12 +474,18 @@ def test_axes_enclose_the_data_and_the_bounds(
     assert [drawing.value_at(y) for _, y in drawing.dots("l0")] == pytest.approx(list(values), abs=0.004 * (high - low))
 
 
+def test_curves_fill_their_charts_from_the_first_step_to_the_last() -> None:
+    dots = Drawing(draw(chart_of(*range(8)))).dots("l0")
+    assert [dots[0][0], dots[-1][0]] == [46, 360 - 14]
+
+
 def test_neighbouring_marks_of_an_axis_never_read_the_same() -> None:
-    for values in ((5.00001, 5.00002), (1e-6, 3e-6), (123_456_701.0, 123_456_702.0), (0.9999, 1.0001)):
+    for values in ((5.00001, 5.00002), (1e-6, 3e-6), (123_456_701.0, 123_456_702.0), (0.9999, 1.0001), (-2e5, 0)):
         texts = ElementTree.fromstring(draw(chart_of(*values))).iter("text")
         marks = [text.text for text in texts if float(text.get("x", "nan")) < 46]
         assert len(marks) > 3
         assert len(marks) == len(set(marks))
+        assert sum(len(str(mark)) > 7 for mark in marks) <= 1  # what stands before all of them, at the top
 
 
 def test_labels_of_rounds_do_not_run_into_each_other() -> None:
@@ -493,12 +499,12 @@ def test_labels_of_rounds_do_not_run_into_each_other() -> None:
 
 
 def test_drawing_is_the_same_each_time_and_asks_for_no_style_of_its_own() -> None:
-    svg = draw(chart_of(0.25, 0.5))
-    assert svg == draw(chart_of(0.25, 0.5))
+    svg = draw(chart_of(-0.25, 0.5))
+    assert svg == draw(chart_of(-0.25, 0.5))
     assert not re.search(r"<style|<metadata|style=|stroke|fill|xmlns|xlink|http", svg)
-    matplotlib.rcParams["font.size"] = 30
+    matplotlib.rcParams.update({"font.size": 30, "axes.unicode_minus": False})
     try:
-        assert draw(chart_of(0.25, 0.5)) == svg
+        assert draw(chart_of(-0.25, 0.5)) == svg
         assert matplotlib.rcParams["font.size"] == 30
     finally:
         matplotlib.rcdefaults()
@@ -534,7 +540,9 @@ def test_the_trainers_log_is_drawn_at_its_own_steps(tmp_path: Path) -> None:
     data = read_run(run)
     (_, measures, phases) = kinds(data)[1]
     main_charts, others, constant = charts(track(data, phases), measures)
-    assert {chart.title: chart.lines[0].points for chart in others}["rate"] == [(0, 5), (1, 5), (2, 5), (3, 7), (4, 7), (5, 7)]
+    drawn = {chart.title: chart.lines[0].points for chart in others}
+    assert drawn.keys() == {"rate", "\ud800\u202e"}
+    assert drawn["rate"] == [(0, 5), (1, 5), (2, 5), (3, 7), (4, 7), (5, 7)]
     assert [step for step, _ in main_charts[0].borders] == [0, 3]
     assert constant == [("still", "0.5")]
     page = page_of(run)
