@@ -70,7 +70,8 @@ class EvaluatorConfig:
         default=0.5, metadata={"help": "A verdict is yes from this P(yes) / (P(yes) + P(no)) on, in (0, 1)."}
     )
     max_response_chars: int = field(
-        default=16_000, metadata={"help": "A longer response, or prompt, is cut in its middle before it is judged."}
+        default=10_000,
+        metadata={"help": "A longer response, or prompt, is cut in its middle before judging. Paper: 3K tokens a response."},
     )
     strip_reasoning: bool = field(
         default=True, metadata={"help": "Remove <think> blocks from responses and anchors before judging."}

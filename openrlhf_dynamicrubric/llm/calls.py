@@ -35,6 +35,7 @@ class Call(Generic[Request]):
 
     request: Request
     answer: asyncio.Future[Any]
+    given: Any = None
 
     @property
     def abandoned(self) -> bool:
@@ -49,7 +50,7 @@ class CallQueue(Generic[Request]):
     Calls that come while the worker is busy are handed over together when it is free. Any number of event loops may ask.
 
     Args:
-        handle: works on calls, on the worker thread, and answers each through `resolve`.
+        handle: works on calls, on the worker thread, and gives each its answer through `resolve`.
         device: whose worker does it.
     """
 
@@ -57,7 +58,7 @@ class CallQueue(Generic[Request]):
     device: str
     _waiting: list[Call[Request]] = field(default_factory=list)
     _arrivals: int = 0
-    _handed_over: bool = False
+    _collector: asyncio.Task[None] | None = None
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     async def ask(self, request: Request) -> Any:
@@ -70,38 +71,38 @@ class CallQueue(Generic[Request]):
         with self._guard:
             self._waiting.append(call)
             self._arrivals += 1
+            if self._collector is None:
+                self._collector = asyncio.create_task(self._collect())
         try:
-            await self._until_quiet()
-            self._hand_over()
             return await call.answer
         finally:
             call.answer.cancel()  # no effect on one that is answered
 
-    async def _until_quiet(self) -> None:
-        seen = -1
-        while seen != self._arrivals:
-            seen = self._arrivals
-            for _ in range(_QUIET_TURNS):
-                await asyncio.sleep(0)
-
-    def _hand_over(self) -> None:
-        with self._guard:
-            if self._waiting and not self._handed_over:
-                self._handed_over = True
+    async def _collect(self) -> None:
+        try:
+            seen = -1
+            while seen != self._arrivals:
+                seen = self._arrivals
+                for _ in range(_QUIET_TURNS):
+                    await asyncio.sleep(0)
+        finally:  # also where the loop is being closed: a call of another loop may wait as well
+            with self._guard:
+                self._collector = None
                 worker(self.device).submit(self._work)
 
     def _work(self) -> None:
         with self._guard:
             calls, self._waiting = [call for call in self._waiting if not call.abandoned], []
-            self._handed_over = False
         if not calls:
             return
         try:
             self.handle(calls)
+            resolve((call, RuntimeError("the call was not answered")) for call in calls)
         except BaseException as error:
             resolve((call, _raisable(error)) for call in calls)  # whatever it is, no caller may wait for ever
             raise
-        resolve((call, RuntimeError("the call was not answered")) for call in calls)
+        finally:
+            _deliver(calls)
 
 
 def _raisable(error: BaseException) -> Exception:
@@ -114,13 +115,20 @@ def _raisable(error: BaseException) -> Exception:
 
 
 def resolve(answers: Iterable[tuple[Call[Any], Any]]) -> None:
-    """Gives calls their answers, or raises them where they are exceptions; from any thread; the first answer counts.
+    """Gives calls their answers, or the exceptions that they raise; the first one counts.
 
-    Callers of one loop wake in one turn, so that what they ask next comes together too.
+    Callers get them when all calls that were handed over together are done, so that what they ask next comes together
+    too: batches, and with them the last bits of a result, do not hang on how fast a thread was.
     """
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
     for call, answer in answers:
-        by_loop.setdefault(call.answer.get_loop(), []).append((call.answer, answer))
+        if call.given is None:
+            call.given = answer
+
+
+def _deliver(calls: Sequence[Call[Any]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    for call in calls:
+        by_loop.setdefault(call.answer.get_loop(), []).append((call.answer, call.given))
     for loop, pairs in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
             loop.call_soon_threadsafe(_set, pairs)

@@ -83,16 +83,11 @@ class JsonSchemaProcessor:
     one object serves any number of `generate` calls, one after another. A row that has ended may only end again.
 
     Args:
-        tokenizer: a fast tokenizer.
-        schema: the JSON schema.
-        eos_token_ids: the tokens that end a row.
-
-    Raises:
-        ConfigError, MissingDependencyError: see `SchemaGuide`.
+        guide: what may come next.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, schema: Mapping[str, Any], eos_token_ids: Sequence[int]) -> None:
-        self._guide = SchemaGuide(tokenizer, schema, eos_token_ids)
+    def __init__(self, guide: SchemaGuide) -> None:
+        self._guide = guide
         self._matchers: list[Any] = []
         self._seen: torch.Tensor | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def answer_completions(owner: TransformersModel, calls: Sequence[Call[Completion
             writings.append(_Writing(call, _row(owner, call)))
         except (ModelCallError, ModelLoadError, ConfigError, MissingDependencyError) as error:
             resolve([(call, error)])
-    writings.sort(key=lambda writing: len(writing.row.prompt))
+    writings.sort(key=lambda writing: (writing.row.manner, len(writing.row.prompt)))
     for batch in plan(writings, tokens=lambda part: _padded(owner, part), budget=owner.batch_tokens):
         for writing in run_in_halves(lambda part: _write(owner, part), batch):
             message = f"{writing.tokens} tokens of prompt and completion do not fit into the memory of {owner.model.device}"
@@ -80,6 +81,8 @@ def _row(owner: TransformersModel, call: Call[CompletionRequest]) -> Row:
 
 
 def _padded(owner: TransformersModel, batch: Sequence[_Writing]) -> float:
+    if len({writing.row.manner for writing in batch}) > 1:
+        return math.inf
     longest_completion = max(writing.row.max_tokens for writing in batch)
     return padded([len(writing.row.prompt) for writing in batch], more=longest_completion, pads=owner.pads)
 

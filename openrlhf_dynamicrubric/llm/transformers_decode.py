@@ -1,4 +1,4 @@
-"""Batches of prompts to sampled tokens, each row as if it were alone."""
+"""Batches of prompts to sampled tokens through transformers' `generate`, each row as if it were alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from openrlhf_dynamicrubric.llm.transformers_cache import growing_cache, keeps_keys_only
-from openrlhf_dynamicrubric.llm.transformers_forward import forward, left_padded
+from openrlhf_dynamicrubric.llm.transformers_forward import left_padded
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +28,7 @@ class Row:
         seed: of the noise.
         guide: what the text has to match, if anything.
         abandoned: True once nobody waits for it any more.
-        written: the tokens so far, without the one that ended the text.
+        written: the tokens, without the one that ended the text.
         ended: the model ended the text by itself.
     """
 
@@ -42,143 +41,103 @@ class Row:
     abandoned: Callable[[], bool] = lambda: False
     written: list[int] = field(default_factory=list)
     ended: bool = False
-    matcher: Any = None
-
-    def start(self) -> None:
-        """Nothing is written yet."""
-        self.written, self.ended = [], False
-        self.matcher = self.guide.matcher() if self.guide else None
 
     @property
-    def done(self) -> bool:
-        """There is nothing more to write."""
-        return self.ended or len(self.written) >= self.max_tokens or self.abandoned()
-
-    def take(self, token: int, eos_token_ids: frozenset[int]) -> None:
-        """Adds a token, or ends the text with it."""
-        if token in eos_token_ids:
-            self.ended = True
-            return
-        self.written.append(token)
-        if self.matcher is not None:
-            self.matcher.consume_token(token)
+    def manner(self) -> tuple[float, float, int]:
+        """Rows of one manner can be decoded in one batch."""
+        return self.temperature, self.top_p, id(self.guide)
 
 
 def decode(model: PreTrainedModel, rows: Sequence[Row], *, pad_token_id: int, eos_token_ids: frozenset[int]) -> None:
-    """Writes every row to its end, in one batch that gets smaller as rows end. Equal prompts are read once.
+    """Writes every row to its end, in one batch.
 
     Args:
-        model: in eval mode.
-        rows: what to write; `written` and `ended` are filled in.
+        model: in eval mode, with an empty generation config of its own.
+        rows: what to write, all of one manner; `written` and `ended` are filled in.
         pad_token_id: fills prompts up on the left; an architecture that keeps a state for its text wants equal lengths.
         eos_token_ids: tokens that end a row.
     """
-    for row in rows:
-        row.start()
-    batch = _Batch(model, list(rows), pad_token_id)
-    while batch.rows:
-        scores = _constrain(batch.scores, batch.rows)
-        for row, token in zip(batch.rows, choose(scores, batch.rows).tolist(), strict=True):
-            if not row.done:
-                row.take(token, eos_token_ids)
-        batch.step()
-
-
-class _Batch:
-    """Rows that are being written, with the scores of their next tokens.
-
-    Args:
-        model: in eval mode.
-        rows: of which nothing is written.
-        pad_token_id: fills prompts up on the left.
-    """
-
-    def __init__(self, model: PreTrainedModel, rows: list[Row], pad_token_id: int) -> None:
-        self.model = model
-        self.rows = rows
-        self.pad_token_id = pad_token_id
-        self.cache = growing_cache(model.config)
-        self.shrinks = keeps_keys_only(model.config)
-        prompts = list(dict.fromkeys(tuple(row.prompt) for row in rows)) if self.shrinks else [row.prompt for row in rows]
-        tokens, self.mask, self.position = left_padded(prompts, pad_token_id, model.device)
-        self._forward(tokens)
-        if len(prompts) < len(rows):
-            place = {prompt: index for index, prompt in enumerate(prompts)}
-            self._select([place[tuple(row.prompt)] for row in rows])
-
-    def step(self) -> None:
-        """Reads what the rows took; those that are done leave."""
-        import torch
-
-        going = [index for index, row in enumerate(self.rows) if not row.done]
-        if not going or (self.shrinks and len(going) < len(self.rows)):
-            self.rows = [self.rows[index] for index in going]
-            if not going:
-                return
-            self._select(going)
-        tokens = [self.pad_token_id if row.done else row.written[-1] for row in self.rows]
-        self.position = self.position[:, -1:] + 1
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.rows), 1)], dim=1)
-        self._forward(torch.tensor(tokens, device=self.model.device)[:, None])
-
-    def _forward(self, tokens: torch.Tensor) -> None:
-        options = {"attention_mask": self.mask, "position_ids": self.position, "cache": self.cache}
-        self.scores = forward(self.model, tokens, **options)[:, -1].float()
-
-    def _select(self, rows: list[int]) -> None:
-        import torch
-
-        index = torch.tensor(rows, device=self.model.device)
-        self.cache.batch_select_indices(index)
-        self.scores, self.position = self.scores[index], self.position[index]
-        self.mask = None if self.mask is None else self.mask[index]
-
-
-def _constrain(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """The scores with -inf where a row's guide allows no token."""
     import torch
+    from transformers import GenerationConfig
 
-    for guide in {id(row.guide): row.guide for row in rows if row.guide}.values():
-        index = [number for number, row in enumerate(rows) if row.guide is guide]
-        allowed = torch.from_numpy(guide.allowed([rows[number].matcher for number in index], scores_RV.shape[1]))
-        scores_RV[index] = scores_RV[index].masked_fill(~allowed.to(scores_RV.device), float("-inf"))
-    return scores_RV
+    tokens, mask, _ = left_padded([row.prompt for row in rows], pad_token_id, model.device)
+    generated: Any = model.generate(  # type: ignore[operator]
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens) if mask is None else mask,
+        generation_config=GenerationConfig(
+            max_new_tokens=max(row.max_tokens for row in rows),
+            do_sample=False,  # the noise draws, see `SeededNoise`
+            eos_token_id=sorted(eos_token_ids) or None,
+            pad_token_id=pad_token_id,
+        ),
+        logits_processor=draw_processors(rows, tokens.shape[1]),
+        stopping_criteria=_stopping(rows),
+    )
+    for row, written in zip(rows, generated[:, tokens.shape[1] :].tolist(), strict=True):
+        end = next((index for index, token in enumerate(written) if token in eos_token_ids), len(written))
+        row.ended = end < min(len(written), row.max_tokens)
+        row.written = written[: min(end, row.max_tokens)]
 
 
-def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """The next token of each row, drawn with noise that is the row's own.
-
-    argmax_v (s_v / T + g_v) with Gumbel noise g is a draw from softmax(s / T); g is a function of seed, step and token
-    alone, so that the draw depends neither on the other rows nor on the device.
+def draw_processors(rows: Sequence[Row], prompt_columns: int) -> Any:
+    """What turns the greedy choice of `generate` into each row's own draw.
 
     Args:
-        scores_RV: logits, shape (rows, vocabulary), float32.
-        rows: how to draw.
+        rows: all of one manner.
+        prompt_columns: columns before the first token that is written.
 
     Returns:
-        Token ids, shape (rows,).
+        transformers' list of logits processors.
     """
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+    from openrlhf_dynamicrubric.llm.constrained import JsonSchemaProcessor
+
+    row = rows[0]
+    processors = LogitsProcessorList()
+    if row.guide is not None:
+        processors.append(JsonSchemaProcessor(row.guide))
+    if row.temperature > 0:
+        if row.temperature != 1:
+            processors.append(TemperatureLogitsWarper(float(row.temperature)))
+        if row.top_p < 1:
+            processors.append(TopPLogitsWarper(row.top_p))
+        processors.append(SeededNoise([row.seed for row in rows], prompt_columns))
+    return processors
+
+
+def _stopping(rows: Sequence[Row]) -> Any:
     import torch
+    from transformers import StoppingCriteria, StoppingCriteriaList
 
-    if all(row.temperature == 0 for row in rows):
-        return scores_RV.argmax(-1)
-    device = scores_RV.device
-    temperature_R = torch.tensor([row.temperature or 1.0 for row in rows], device=device)
-    warm_R = torch.tensor([row.temperature > 0 for row in rows], device=device)
-    scores_RV = scores_RV / temperature_R[:, None]
-    if any(row.top_p < 1 for row in rows):
-        scores_RV = _nucleus(scores_RV, torch.tensor([row.top_p for row in rows], device=device))
-    noise_RV = gumbel([(row.seed, len(row.written)) for row in rows], scores_RV.shape[1], device)
-    return (scores_RV + noise_RV * warm_R[:, None]).argmax(-1)
+    class Abandoned(StoppingCriteria):
+        """Rows that nobody waits for any more."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+            return torch.tensor([row.abandoned() for row in rows], device=input_ids.device)
+
+    return StoppingCriteriaList([Abandoned()])
 
 
-def _nucleus(scores_RV: torch.Tensor, top_p_R: torch.Tensor) -> torch.Tensor:
-    ordered, order = scores_RV.sort(dim=-1, descending=True)
-    before = ordered.softmax(-1).cumsum(-1).roll(1, dims=-1)
-    before[:, 0] = 0
-    outside = before >= top_p_R[:, None]
-    return scores_RV.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
+class SeededNoise:
+    """A logits processor that turns the greedy choice into a draw, with noise that is each row's own.
+
+    argmax_v (s_v + g_v) with Gumbel noise g is a draw from softmax(s); g is a function of seed, step and token alone, so
+    that the draw depends neither on the other rows nor on the device.
+
+    Args:
+        seeds: one a row.
+        prompt_columns: columns before the first token that is written.
+    """
+
+    def __init__(self, seeds: Sequence[int], prompt_columns: int) -> None:
+        self._seeds = seeds
+        self._prompt_columns = prompt_columns
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores with noise, same shape."""
+        step = input_ids.shape[1] - self._prompt_columns
+        return scores + gumbel([(seed, step) for seed in self._seeds], scores.shape[1], scores.device)
 
 
 def gumbel(counters: Sequence[tuple[int, int]], size: int, device: torch.device) -> torch.Tensor:
@@ -199,8 +158,14 @@ def gumbel(counters: Sequence[tuple[int, int]], size: int, device: torch.device)
     keys = keys.to(torch.int32)
     bits = torch.arange(size, dtype=torch.int32, device=device)[None, :] ^ keys[:, :1]
     bits = _mixed(_mixed(bits) + keys[:, 1:])
-    uniform = ((bits >> 8) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
-    return uniform.log_().neg_().log_().neg_()
+    return uniform(bits).log_().neg_().log_().neg_()
+
+
+def uniform(bits: torch.Tensor) -> torch.Tensor:
+    """Numbers strictly between 0 and 1: 23 of 32 bits and a half more; with one bit more float32 would round up to 1."""
+    import torch
+
+    return ((bits >> 9) & 0x7FFFFF).to(torch.float32).add_(0.5).mul_(2.0**-23)
 
 
 def _mixed(bits: torch.Tensor) -> torch.Tensor:

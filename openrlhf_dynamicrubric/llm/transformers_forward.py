@@ -1,4 +1,4 @@
-"""One forward pass, as the architectures of transformers want it."""
+"""One forward pass, as the architectures of transformers want it, and what they keep between passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def forward(
@@ -73,3 +73,18 @@ def left_padded(
     column_L = torch.arange(longest, device=device)
     mask_RL = (column_L >= gap_R[:, None]).long() if any(gaps) else None
     return torch.tensor(rows, device=device), mask_RL, (column_L - gap_R[:, None]).clamp(min=0)
+
+
+def keeps_keys_only(config: PreTrainedConfig) -> bool:
+    """Whether every layer of this architecture keeps keys and values row by row, and no other state."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)
+
+
+def window(config: PreTrainedConfig) -> int | None:
+    """The shortest window of a sliding layer; None where every layer sees everything."""
+    from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
+
+    layers = DynamicCache(config=config).layers
+    return min((layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)), default=None)

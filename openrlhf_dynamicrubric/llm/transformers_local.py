@@ -44,7 +44,9 @@ class TransformersModel:
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_tokens: int = 16_384
     ) -> None:
-        from openrlhf_dynamicrubric.llm.transformers_cache import keeps_keys_only
+        from transformers import GenerationConfig
+
+        from openrlhf_dynamicrubric.llm.transformers_forward import keeps_keys_only
 
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -53,6 +55,7 @@ class TransformersModel:
         self.chat = ChatEncoder(tokenizer, name=name)
         self.pad_token_id = int(tokenizer.pad_token_id or 0)  # type: ignore[arg-type]
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self.model.generation_config = GenerationConfig()  # no penalty or cut of the checkpoint's own reaches a draw
         self.pads = keeps_keys_only(model.config)
         self.shares_prefixes: bool | None = None
         self._answer_tokens: AnswerTokens | None = None

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from openrlhf_dynamicrubric.llm.transformers_cache import GrowingLayer, growing_cache, keeps_keys_only, window
 from openrlhf_dynamicrubric.llm.transformers_chat import AnswerTokens
-from openrlhf_dynamicrubric.llm.transformers_forward import forward, left_padded, parameters
+from openrlhf_dynamicrubric.llm.transformers_forward import forward, keeps_keys_only, left_padded, parameters, window
 
 if TYPE_CHECKING:
     import torch
@@ -72,12 +71,13 @@ def shared_log_odds(
         For each row one value a suffix, as `plain_log_odds`.
     """
     import torch
+    from transformers import DynamicCache
 
     longest = max(len(row.prefix) for row in rows)
     lengths = torch.tensor([len(row.prefix) for row in rows], device=model.device)
     # Filled up with a token of the row, which is masked like any other: some architectures suspect a pad token here.
     prefixes = torch.tensor([row.prefix + row.prefix[-1:] * (longest - len(row.prefix)) for row in rows])
-    cache = growing_cache(model.config, all_layers=True)
+    cache = DynamicCache()  # without a config, so that sliding layers keep everything too: no row is longer than their window
     forward(model, prefixes.to(model.device), attention_mask=None, position_ids=None, cache=cache)
     orders = [_longest_first(row.suffixes) for row in rows]
     ordered = [[row.suffixes[j] for j in order] for row, order in zip(rows, orders, strict=True)]
@@ -89,8 +89,7 @@ def shared_log_odds(
         logits = forward(model, slots.token_RQ, attention_mask=mask, position_ids=position, cache=cache, keep=slots.end_S)
         for row, row_values in enumerate(_log_odds(logits, answers).tolist()):
             values[row].extend(row_values)
-        for layer in cache.layers:
-            cast("GrowingLayer", layer).rewind(longest)
+        cache.crop(-slots.token_RQ.shape[1])
     return [_in_order(row_values, order) for row_values, order in zip(values, orders, strict=True)]
 
 

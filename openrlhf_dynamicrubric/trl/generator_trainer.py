@@ -191,9 +191,9 @@ class RubricGeneratorTrainer(GRPOTrainer):
         if not self.config.constrained_rubrics or self.use_vllm:
             return nullcontext()
         if self._processor is None:
-            from openrlhf_dynamicrubric.llm.constrained import JsonSchemaProcessor
+            from openrlhf_dynamicrubric.llm.constrained import JsonSchemaProcessor, SchemaGuide
 
-            self._processor = JsonSchemaProcessor(self._tokenizer, self._schema, self.eos_token_ids)
+            self._processor = JsonSchemaProcessor(SchemaGuide(self._tokenizer, self._schema, self.eos_token_ids))
         return constrained_generate(self.accelerator.unwrap_model(self.model_wrapped), self._processor)
 
     def _calculate_rewards(

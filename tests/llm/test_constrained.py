@@ -19,7 +19,7 @@ SCHEMA = rubric_schema(max_items=2, max_criterion_chars=12)
 
 
 def processor(model: TransformersModel, schema: dict[str, Any] = SCHEMA) -> JsonSchemaProcessor:
-    return JsonSchemaProcessor(model.tokenizer, schema, sorted(model.eos_token_ids))
+    return JsonSchemaProcessor(SchemaGuide(model.tokenizer, schema, sorted(model.eos_token_ids)))
 
 
 def generate(
@@ -112,7 +112,7 @@ def test_a_slow_tokenizer(tiny: TransformersModel) -> None:
         pass
 
     with pytest.raises(ConfigError, match="fast tokenizer"):
-        JsonSchemaProcessor(Slow(), SCHEMA, [1])  # type: ignore[arg-type]
+        SchemaGuide(Slow(), SCHEMA, [1])  # type: ignore[arg-type]
 
 
 def test_without_llguidance_the_error_names_the_command(tiny: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> None:
