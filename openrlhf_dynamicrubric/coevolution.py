@@ -90,6 +90,7 @@ def _run(config: RunConfig, plan: Sequence[Phase], console: Console) -> Path:
         raise
     for table in terminal.summary_tables(plan, width=console.width):
         console.print(table)
+    _say(console, terminal.LEGEND, style="dim")
     report = _report(config, console)
     _say(console, f"Report: {report}")
     return report
@@ -188,7 +189,11 @@ def _run_phase(config: RunConfig, plan: Sequence[Phase], phase: Phase, console: 
     for earlier in plan[:position]:
         spent.setdefault(earlier.kind, []).append(float(phases.read_json(earlier.folder / phases.DONE).get("seconds", 0)))
     watch = terminal.Watch(
-        console, f"round {phase.round}/{config.rounds} {phase.kind}", later=[p.kind for p in plan[position + 1 :]], spent=spent
+        console,
+        f"round {phase.round}/{config.rounds} {phase.kind}",
+        kind=phase.kind,
+        later=[later.kind for later in plan[position + 1 :]],
+        spent=spent,
     )
     log = phase.folder / phases.LOG
     try:

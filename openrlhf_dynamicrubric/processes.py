@@ -87,6 +87,13 @@ def follow_leader() -> None:
         pass  # it lives, under another user
 
 
+def peak_memory() -> int:
+    """Most memory that this process has held at once, in bytes."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def main_rank() -> bool:
     """Whether this is the first process of a launch by torchrun or accelerate, or the only one; before torch is there."""
     return os.environ.get("RANK", "0") == "0"

@@ -27,15 +27,23 @@ class Watch:
     Args:
         console: where to show it.
         label: the phase, as `round 1/2 sample`.
+        kind: of the phase.
         later: kinds of the phases that follow.
         spent: seconds that complete phases took, by kind.
     """
 
     def __init__(
-        self, console: Console, label: str, *, later: Sequence[str] = (), spent: Mapping[str, Sequence[float]] | None = None
+        self,
+        console: Console,
+        label: str,
+        *,
+        kind: str = "",
+        later: Sequence[str] = (),
+        spent: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self.console = console
         self.label = label
+        self.kind = kind
         self.later = later
         self.spent = spent or {}
         self.started = time.monotonic()
@@ -66,6 +74,8 @@ class Watch:
         step, total = progress.get("step"), progress.get("total")
         elapsed = time.monotonic() - self.started
         left = seconds_left(progress, now=time.time())
+        if left is None and self.spent.get(self.kind):
+            left = max(0.0, _mean_of(self.spent[self.kind]) - elapsed)
         whole = None if left is None else run_seconds_left(left, elapsed, self.later, self.spent)
         counted = f"{step}/{total} {progress.get('unit', 'steps')}" if total else "starting"
         times = f"{counted} · {clock(elapsed)}"
@@ -83,14 +93,14 @@ def seconds_left(progress: Mapping[str, Any], *, now: float) -> float | None:
     """Seconds until a phase ends if its steps go on as they went; None before its first step.
 
     Example:
-        >>> seconds_left({"step": 6, "first": 4, "total": 8, "started": 100.0}, now=110.0)
-        10.0
+        >>> seconds_left({"step": 6, "first": 4, "total": 8, "started": 100.0, "updated": 110.0}, now=112.0)
+        8.0
     """
-    step, total, started = progress.get("step"), progress.get("total"), progress.get("started")
-    first = progress.get("first", 0)
-    if not total or started is None or step is None or step <= first:
+    step, total, first = progress.get("step"), progress.get("total"), progress.get("first", 0)
+    if not total or step is None or step <= first:
         return None
-    return max(0.0, (now - started) / (step - first) * (total - step))
+    per_step = (progress["updated"] - progress["started"]) / (step - first)
+    return max(0.0, per_step * (total - step) - (now - progress["updated"]))
 
 
 def run_seconds_left(left: float, elapsed: float, later: Sequence[str], spent: Mapping[str, Sequence[float]]) -> float:
@@ -106,9 +116,8 @@ def run_seconds_left(left: float, elapsed: float, later: Sequence[str], spent: M
         >>> run_seconds_left(5.0, 15.0, ["sample", "train-policy"], {"sample": [10.0]})
         30.0
     """
-    everything = [*(seconds for kind in spent.values() for seconds in kind), left + elapsed]
-    unknown = sum(everything) / len(everything)
-    return left + sum(sum(spent[kind]) / len(spent[kind]) if spent.get(kind) else unknown for kind in later)
+    unknown = _mean_of([*(seconds for kind in spent.values() for seconds in kind), left + elapsed])
+    return left + sum(_mean_of(spent[kind]) if spent.get(kind) else unknown for kind in later)
 
 
 def clock(seconds: float) -> str:
@@ -151,6 +160,10 @@ def summary(phases: Iterable[Phase]) -> list[dict[str, str]]:
     return rows
 
 
+LEGEND = "a → b: first and last step; a / b: generator and policy training"
+"""Explains the cells of `summary`."""
+
+
 def summary_tables(phases: Iterable[Phase], *, width: int) -> Iterator[Table]:
     """`summary` as tables with a column for each round, as many beside each other as fit into `width` characters."""
     from rich.table import Table
@@ -159,7 +172,7 @@ def summary_tables(phases: Iterable[Phase], *, width: int) -> Iterator[Table]:
     at_once = max(1, (width - 20) // 19)
     for start in range(0, len(rows), at_once):
         some = rows[start : start + at_once]
-        table = Table(caption="a → b: first and last step; a / b: generator and policy training", caption_justify="left")
+        table = Table()
         table.add_column("round")
         for row in some:
             table.add_column(row["round"], justify="right", no_wrap=True)
@@ -180,6 +193,10 @@ def tail(log: Path, *, lines: int = 12) -> list[str]:
     return [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()][-lines:]
 
 
+def _mean_of(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def _metric_rows(phase: Phase | None) -> list[Mapping[str, Any]]:
     if phase is None or phase.kind == SAMPLE:
         return []
@@ -197,4 +214,4 @@ def _first_last(rows: Sequence[Mapping[str, Any]], name: str) -> str:
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> str:
     values = _values(rows, name)
-    return f"{sum(values) / len(values):.2f}" if values else "–"
+    return f"{_mean_of(values):.2f}" if values else "–"

@@ -28,12 +28,8 @@ def main(argv: list[str]) -> int:
     with (run / "calls.txt").open("a") as file:
         file.write(f"{folder.relative_to(run)}\n")
     for number in range(3):
-        write_atomic(
-            folder / "progress.json",
-            json.dumps(
-                {"phase": kind, "unit": "steps", "first": 0, "started": time.time() - number, "step": number, "total": 3}
-            ),
-        )
+        state = {"phase": kind, "unit": "steps", "first": 0, "step": number, "total": 3, "started": 0.0, "updated": number}
+        write_atomic(folder / "progress.json", json.dumps(state))
     with processes.sole_worker(folder / ".lock"):
         does = run / f"{kind}.does"
         if does.exists():

@@ -13,9 +13,10 @@ from openrlhf_dynamicrubric.records import RecordFile
 from openrlhf_dynamicrubric.run_config import RunConfig
 
 
-def test_time_left_counts_from_where_this_attempt_began() -> None:
-    assert terminal.seconds_left({"step": 6, "first": 4, "total": 10, "started": 100.0}, now=108.0) == 16.0
-    assert terminal.seconds_left({"step": 4, "first": 4, "total": 10, "started": 100.0}, now=108.0) is None
+def test_time_left_counts_from_where_this_attempt_began_and_runs_down_during_a_step() -> None:
+    progress = {"step": 6, "first": 4, "total": 10, "started": 100.0, "updated": 108.0}
+    assert [terminal.seconds_left(progress, now=now) for now in (108.0, 110.0, 200.0)] == [16.0, 14.0, 0.0]
+    assert terminal.seconds_left({**progress, "step": 4}, now=108.0) is None
     assert terminal.seconds_left({}, now=108.0) is None
 
 
@@ -35,21 +36,42 @@ def test_without_a_terminal_there_is_a_line_now_and_then(monkeypatch: pytest.Mon
         for second in range(61):
             clock[0] = 1000.0 + second
             step = second // 10
-            watch.update({"step": step, "first": 0, "total": 6, "started": 1000.0, "unit": "prompts"} if second > 20 else {})
+            progress = {
+                "step": step,
+                "first": 0,
+                "total": 6,
+                "started": 1000.0,
+                "updated": 1000.0 + 10 * step,
+                "unit": "prompts",
+            }
+            watch.update(progress if second > 20 else {})
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         "  round 1/2 sample: starting · 0:15",
         "  round 1/2 sample: 3/6 prompts · 0:30 · phase ~0:30 left · run ~1:30 left",
-        "  round 1/2 sample: 4/6 prompts · 0:45 · phase ~0:22 left · run ~1:30 left",
+        "  round 1/2 sample: 4/6 prompts · 0:45 · phase ~0:15 left · run ~1:15 left",
         "  round 1/2 sample: 6/6 prompts · 1:00 · phase ~0:00 left · run ~1:00 left",
     ]
+
+
+def test_before_the_first_step_a_phase_is_taken_to_last_as_in_earlier_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    console = Console(file=io.StringIO(), width=100)
+    watch = terminal.Watch(
+        console, "it", kind="sample", later=["train-policy"], spent={"sample": [40.0], "train-policy": [70.0]}
+    )
+    clock[0] += 16
+    watch.update({})
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "  it: starting · 0:16 · phase ~0:24 left · run ~1:34 left\n"
 
 
 def test_on_a_terminal_there_is_a_bar() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     watch = terminal.Watch(console, "round 1/2 sample")
     with watch.shown():
-        watch.update({"step": 3, "first": 0, "total": 6, "started": 0.0, "unit": "prompts"})
+        watch.update({"step": 3, "first": 0, "total": 6, "started": 0.0, "updated": 1.0, "unit": "prompts"})
     assert isinstance(console.file, io.StringIO)
     assert "3/6 prompts" in console.file.getvalue()
 

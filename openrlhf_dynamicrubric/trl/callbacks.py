@@ -44,7 +44,8 @@ class ProgressFile:
         """The phase has reached `step`."""
         if now or step == total or time.monotonic() - self._written >= 1.0:
             self._written = time.monotonic()
-            write_atomic(self.path, json.dumps({**self.head, "step": step, "total": total}) + "\n")
+            state = {**self.head, "step": step, "total": total, "updated": time.time()}
+            write_atomic(self.path, json.dumps(state) + "\n")
 
 
 class ProgressCallback(TrainerCallback):
@@ -114,8 +115,19 @@ class MarkCheckpoints(TrainerCallback):
             return
         folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         sync_tree(folder)
-        mark = {"step": state.global_step, "total": state.max_steps, "epoch": state.epoch, "seconds": round(self.seconds, 3)}
+        mark = {
+            "step": state.global_step,
+            "total": state.max_steps,
+            "epoch": state.epoch,
+            "seconds": round(self.seconds, 3),
+            "files": file_sizes(folder),
+        }
         write_atomic(folder / MARK, json.dumps(mark) + "\n")
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """The size of each file under the folder, in bytes, by its path from there."""
+    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def sync_tree(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from openrlhf_dynamicrubric.errors import ConfigError, ModelLoadError
 from openrlhf_dynamicrubric.phases import read_json
-from openrlhf_dynamicrubric.trl.callbacks import MARK, sync_tree
+from openrlhf_dynamicrubric.trl.callbacks import MARK, file_sizes, sync_tree
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
@@ -62,14 +62,25 @@ class ContinuedEpochs:
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """The last checkpoint of a phase that is whole; None where there is none."""
-    found = [Checkpoint(mark.parent, **read_json(mark)) for mark in folder.glob(f"checkpoint-*/{MARK}") if read_json(mark)]
+    found = [checkpoint for path in folder.glob("checkpoint-*") if (checkpoint := whole_checkpoint(path))]
     return max(found, key=lambda checkpoint: checkpoint.step, default=None)
+
+
+def whole_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint in a folder; None where writing it, or removing it, was cut short."""
+    mark = read_json(folder / MARK)
+    if not mark:
+        return None
+    sizes = file_sizes(folder)
+    if any(sizes.get(name) != size for name, size in mark.pop("files").items()):
+        return None
+    return Checkpoint(folder, **mark)
 
 
 def remove_incomplete(folder: Path) -> None:
     """Checkpoints that a crash cut short are gone."""
     for checkpoint in folder.glob("checkpoint-*"):
-        if not (checkpoint / MARK).is_file():
+        if not whole_checkpoint(checkpoint):
             shutil.rmtree(checkpoint)
 
 

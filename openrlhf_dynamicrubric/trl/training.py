@@ -121,6 +121,7 @@ def write_done(folder: Path, kind: str, argv: Sequence[str], *, seconds: float, 
     done = {
         "command": f"python -m {MODULE} {kind} {shlex.join(argv)}",
         "seconds": round(seconds, 3),
+        "peak_memory": processes.peak_memory(),
         "artefact": artefact.name,
         "sha256": content_digest(artefact),
         **more,

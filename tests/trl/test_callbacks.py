@@ -56,5 +56,5 @@ def test_a_checkpoint_is_marked_with_where_it_stands_by_the_first_process(tmp_pa
     assert not (folder / callbacks.MARK).exists()
     marks.on_save(args, state(2), control)
     mark: dict[str, Any] = json.loads((folder / callbacks.MARK).read_text())
-    assert (mark["step"], mark["total"], mark["epoch"]) == (2, 9, 0.5)
+    assert (mark["step"], mark["total"], mark["epoch"], mark["files"]) == (2, 9, 0.5, {"inner/weights": 1})
     assert mark["seconds"] >= 1000.0

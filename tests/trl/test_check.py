@@ -148,7 +148,7 @@ def test_a_generator_of_another_architecture_than_the_run_began_with(options: di
 def test_a_checkpoint_of_another_architecture_than_the_model(options: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "run/round-01/train-generator/checkpoint-1"
     build_tiny_model(folder, hidden_size=64)
-    (folder / "complete.json").write_text(json.dumps({"step": 1, "total": 4, "epoch": 0.5, "seconds": 1.0}))
+    (folder / "complete.json").write_text(json.dumps({"step": 1, "total": 4, "epoch": 0.5, "seconds": 1.0, "files": {}}))
     found = findings(options, "train-generator")
     assert len(found.errors) == 1
     assert f"train-generator: checkpoint-1 ({folder}) has another architecture than" in found.errors[0]

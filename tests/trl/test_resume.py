@@ -84,7 +84,9 @@ def test_others_are_refused_with_what_to_change(tmp_path: Path, options: dict[st
 def mark(folder: Path, step: int, **more: Any) -> Path:
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
-    (checkpoint / resume.MARK).write_text(json.dumps({"step": step, "total": 20, "epoch": 0.5, "seconds": 1.0, **more}))
+    (checkpoint / "optimizer.pt").write_text("moments")
+    state = {"step": step, "total": 20, "epoch": 0.5, "seconds": 1.0, "files": {"optimizer.pt": 7}}
+    (checkpoint / resume.MARK).write_text(json.dumps({**state, **more}))
     return checkpoint
 
 
@@ -94,6 +96,9 @@ def test_the_newest_whole_checkpoint_is_taken_and_cut_ones_go(tmp_path: Path) ->
     newest = mark(tmp_path, 10, epoch=2.5, seconds=4.0)
     (tmp_path / "checkpoint-11").mkdir()
     (tmp_path / "checkpoint-11/model.safetensors").write_text("half")
+    removed_in_part = mark(tmp_path, 12)
+    (removed_in_part / "optimizer.pt").unlink()
+    (mark(tmp_path, 13) / "optimizer.pt").write_text("mom")
     assert resume.newest_checkpoint(tmp_path) == resume.Checkpoint(newest, 10, 20, 2.5, 4.0)
     resume.remove_incomplete(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-9"]

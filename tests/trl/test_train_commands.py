@@ -177,7 +177,7 @@ def test_a_folder_in_which_another_process_works_is_left_alone(command: Command,
 
 def test_a_checkpoint_of_another_architecture_is_refused(command: Command, tmp_path: Path) -> None:
     checkpoint = build_tiny_model(tmp_path / "out/checkpoint-2", hidden_size=64)
-    (checkpoint / MARK).write_text(json.dumps({"step": 2, "total": 4, "epoch": 1.0, "seconds": 1.0}))
+    (checkpoint / MARK).write_text(json.dumps({"step": 2, "total": 4, "epoch": 1.0, "seconds": 1.0, "files": {}}))
     with pytest.raises(
         ModelLoadError, match=r"checkpoint-2 \(.*\) has another architecture than .*: hidden_size 64 instead of 32"
     ):
