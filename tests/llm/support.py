@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dynamicrubric.errors import RubricParseError
 from openrlhf_dynamicrubric.llm.transformers_local import TransformersModel
+from openrlhf_dynamicrubric.parsing import parse_rubric
 from tests.tiny import build_tiny_model
 
 WORDS = ("Names a date", "Gives a concrete example of it", "Avoids jargon", "Is short", "Has no list, no table and no heading")
@@ -44,3 +47,13 @@ def sharpen(model: TransformersModel) -> None:
 def texts(count: int) -> list[str]:
     """Ragged texts that begin alike."""
     return [f"Judge this: {'word ' * (3 * number + 1)}end of {number}.\n\n" for number in range(count)]
+
+
+def why_invalid(text: str, *, max_items: int) -> str:
+    """Why a text is no valid rubric, in two words for what no schema can say and small models do; empty if it is one."""
+    try:
+        parse_rubric(text, max_items=max_items)
+    except RubricParseError as error:
+        known = re.search("says something|same criterion|position", str(error))
+        return known[0] if known else str(error)
+    return ""

@@ -9,9 +9,10 @@ import pytest
 from openrlhf_dynamicrubric.generator import generator_prompt
 from openrlhf_dynamicrubric.llm.base import Completion, Judgement
 from openrlhf_dynamicrubric.llm.load import load_model
-from openrlhf_dynamicrubric.parsing import parse_rubric, rubric_schema
+from openrlhf_dynamicrubric.parsing import rubric_schema
 from openrlhf_dynamicrubric.types import ResponseSet
 from openrlhf_dynamicrubric.verifier import verifier_prompt, verifier_question
+from tests.llm.support import why_invalid
 
 RESPONSES = ("Short waves scatter more.", "It mirrors the sea.")
 CRITERIA = ("Names scattering", "Is one sentence", "Avoids a wrong claim")
@@ -33,10 +34,10 @@ def test_rubrics_and_verdicts() -> None:
         return list(await rubrics), list(await verdicts)
 
     rubrics, verdicts = asyncio.run(everything())
-    whole = [rubric for rubric in rubrics if rubric.finish_reason == "stop"]
-    assert len(whole) >= 4
-    assert all(1 <= len(parse_rubric(rubric.text, max_items=2).items) <= 2 for rubric in whole)
-    assert len({rubric.text for rubric in rubrics}) > 1
+    whole = [rubric.text for rubric in rubrics if rubric.finish_reason == "stop"]
+    assert {why_invalid(text, max_items=2) for text in whole} <= {"", "same criterion"}
+    assert sum(not why_invalid(text, max_items=2) for text in whole) >= 4
+    assert len(set(whole)) > 1
     answers = [answer for judgement in verdicts for answer in judgement.probabilities]
     assert len(answers) == 6
     assert all(isinstance(answer, float) and 0 < answer < 1 for answer in answers)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import pickle
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from openrlhf_dynamicrubric.errors import ConfigError, ModelCallError, RubricParseError
+from openrlhf_dynamicrubric.errors import ConfigError, ModelCallError
 from openrlhf_dynamicrubric.llm import transformers_completions, transformers_judgements
 from openrlhf_dynamicrubric.llm.base import Completion, Judgement
 from openrlhf_dynamicrubric.llm.transformers_local import TransformersModel
-from openrlhf_dynamicrubric.parsing import parse_rubric, rubric_schema
-from tests.llm.support import WORDS, texts, tiny_model
+from openrlhf_dynamicrubric.parsing import rubric_schema
+from tests.llm.support import WORDS, texts, tiny_model, why_invalid
 
 SCHEMA = rubric_schema(max_items=3, max_criterion_chars=30)
 
@@ -103,18 +102,12 @@ def test_constrained_text_is_a_rubric_unless_it_is_cut(tiny: TransformersModel) 
     whole = [answer.text for answer in answers if answer.finish_reason == "stop"]
     assert len(whole) > 12
     assert all({tuple(item) for item in json.loads(text)["items"]} == {("criterion", "weight")} for text in whole)
-    assert {reason for text in whole if (reason := why_invalid(text))} <= {"says something", "same criterion", "position"}
-    assert sum(not why_invalid(text) for text in whole) > 0.8 * len(whole)
-
-
-def why_invalid(text: str) -> str:
-    """What no schema can say, and random text does; or any other reason in full."""
-    try:
-        parse_rubric(text, max_items=3)
-    except RubricParseError as error:
-        known = re.search("says something|same criterion|position", str(error))
-        return known[0] if known else str(error)
-    return ""
+    assert {reason for text in whole if (reason := why_invalid(text, max_items=3))} <= {
+        "says something",
+        "same criterion",
+        "position",
+    }
+    assert sum(not why_invalid(text, max_items=3) for text in whole) > 0.8 * len(whole)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, size: Callable[..., int]) -> list[int]:
