@@ -63,12 +63,15 @@ def coevolve(config: RunConfig, *, console: Console) -> Path:
         PhaseError: another process works on this run, or a phase failed. What is complete is kept; the same call goes on.
     """
     plan = phases.plan(config)
-    with locked(config.folder / phases.LOCK) as free:
-        if not free:
-            raise PhaseError(f"another process is at work on the run in {config.folder}; wait for it, or end it")
-        with _terminated_like_interrupted():
-            _begin_or_continue(config)
-            return _run(config, plan, console)
+    try:
+        with locked(config.folder / phases.LOCK) as free:
+            if not free:
+                raise PhaseError(f"another process is at work on the run in {config.folder}; wait for it, or end it")
+            with _terminated_like_interrupted():
+                _begin_or_continue(config)
+                return _run(config, plan, console)
+    except OSError as error:  # a full disk, or a folder that cannot be written
+        raise PhaseError(f"{error.filename or config.folder}: {error.strerror or error}; complete phases are kept") from None
 
 
 def _run(config: RunConfig, plan: Sequence[Phase], console: Console) -> Path:
@@ -104,10 +107,7 @@ def _begin_or_continue(config: RunConfig) -> None:
         _check_same_run(state, now)
     elif any(config.folder.glob("round-*")):
         raise ConfigError(f"{config.folder} holds rounds but no run.json that says how they came about; use another output_dir")
-    try:
-        write_atomic(state, json.dumps(now, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise PhaseError(f"{state} cannot be written: {error.strerror}") from None
+    write_atomic(state, json.dumps(now, indent=2, ensure_ascii=False) + "\n")
 
 
 def _check_same_run(state: Path, now: dict[str, Any]) -> None:
@@ -196,13 +196,9 @@ def _run_phase(config: RunConfig, plan: Sequence[Phase], phase: Phase, console: 
         spent=spent,
     )
     log = phase.folder / phases.LOG
-    try:
-        phase.folder.mkdir(parents=True, exist_ok=True)
-        phase.write_options()
-        (phase.folder / phases.PROGRESS).unlink(missing_ok=True)
-        code = _run_command(phase.command, log, watch, phase.folder / phases.PROGRESS)
-    except OSError as error:
-        raise PhaseError(f"{phase.name}: {error.strerror}: {error.filename or phase.folder}") from None
+    phase.write_options()
+    (phase.folder / phases.PROGRESS).unlink(missing_ok=True)
+    code = _run_command(phase.command, log, watch, phase.folder / phases.PROGRESS)
     if code != 0 or not phase.complete:
         raise _failure(phase.name, code, log, kept="complete phases are kept; the same command goes on from here")
     _drop_checkpoints(config, phase)
@@ -251,7 +247,9 @@ def _failure(name: str, code: int, log: Path, *, kept: str) -> PhaseError:
 
 
 def _disk_full(lines: Sequence[str]) -> bool:
-    return any(text in line for line in lines for text in ("No space left on device", f"os error {errno.ENOSPC})"))
+    """What Python, safetensors and torch say of a full disk."""
+    signs = ("No space left on device", f"os error {errno.ENOSPC})", "PytorchStreamWriter failed writing file")
+    return any(sign in line for line in lines for sign in signs)
 
 
 def _drop_checkpoints(config: RunConfig, phase: Phase) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +131,39 @@ def test_killed_runs_end_in_what_an_uninterrupted_one_gives(tmp_path: Path) -> N
     assert found.keys() == expected.keys()
     for name in expected:
         assert found[name] == expected[name], name
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system is not allowed here; the stand-in phases test the message")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_in_the_middle_is_said_and_costs_one_phase(tmp_path: Path, small_disk: Path) -> None:
+    run, filler = small_disk / "run", small_disk / "filler"
+    options = tiny_options(run, build_models(tmp_path / "models"), rounds=1)
+    config = write_options(tmp_path / "run.yaml", options)
+    process = start(config)
+    while process.poll() is None and steps_done(run / "round-01/train-generator") < 0:
+        time.sleep(0.01)
+    with contextlib.suppress(OSError):  # where the run takes some of it meanwhile: full is full
+        filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 100_000))
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert "error: round 1 train-generator failed with exit code 1: the disk of" in output
+    assert "is full; make room; complete phases are kept; the same command goes on from here" in output
+    filler.unlink()
+    last = start(config)
+    output, _ = last.communicate(timeout=200)
+    assert last.returncode == 0, output
+    assert "1 of 3 phases complete" in output
 
 
 def check_that_it_can_tell(expected: dict[str, Any]) -> None:
