@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from openrlhf_dynamicrubric import anchors, phases, processes, terminal
+from openrlhf_dynamicrubric.display import visible
 from openrlhf_dynamicrubric.errors import ConfigError, DynamicRubricError, PhaseError
 from openrlhf_dynamicrubric.files import locked, write_atomic
 from openrlhf_dynamicrubric.phases import Phase
@@ -77,7 +78,8 @@ def coevolve(config: RunConfig, *, console: Console) -> Path:
 def _run(config: RunConfig, plan: Sequence[Phase], console: Console) -> Path:
     pending = [phase for phase in plan if not phase.complete]
     _check_order(plan)
-    _say(console, f"{config.folder}: {config.rounds} rounds, {len(plan) - len(pending)} of {len(plan)} phases complete")
+    rounds = f"{config.rounds} round{'s' if config.rounds > 1 else ''}"
+    _say(console, f"{config.folder}: {rounds}, {len(plan) - len(pending)} of {len(plan)} phases complete")
     for phase in plan:
         _drop_checkpoints(config, phase)
     if pending:
@@ -91,10 +93,7 @@ def _run(config: RunConfig, plan: Sequence[Phase], console: Console) -> Path:
         if any(config.folder.rglob("records/*.jsonl")):
             _report(config, console)
         raise
-    for table in terminal.summary_tables(plan, width=console.width):
-        console.print(table)
-    _say(console, terminal.LEGEND, style="dim")
-    report = _report(config, console)
+    report = _report(config, console, plan)
     _say(console, f"Report: {report}")
     return report
 
@@ -242,7 +241,7 @@ def _failure(name: str, code: int, log: Path, *, kept: str) -> PhaseError:
         how = f"failed with exit code {code}"
     if _disk_full(lines):
         how += f": the disk of {log.parent} is full; make room"
-    shown = "\n".join(f"  | {line}" for line in lines)
+    shown = "\n".join(f"  | {visible(line)}" for line in lines)
     return PhaseError(f"{name} {how}; {kept}. Last lines of {log}:\n{shown}")
 
 
@@ -258,14 +257,18 @@ def _drop_checkpoints(config: RunConfig, phase: Phase) -> None:
             shutil.rmtree(checkpoint)
 
 
-def _report(config: RunConfig, console: Console) -> Path:
-    """The report; a run does not fail for the want of one."""
-    from openrlhf_dynamicrubric.report import write_report
-
+def _report(config: RunConfig, console: Console, plan: Sequence[Phase] = ()) -> Path:
+    """The report, and the table of a plan; the run's folder where it could not be written."""
     try:
+        if plan:
+            for table in terminal.summary_tables(plan, width=console.width):
+                console.print(table)
+            _say(console, terminal.LEGEND, style="dim")
+        from openrlhf_dynamicrubric.report import write_report
+
         return write_report(config.folder)
-    except (DynamicRubricError, OSError, ValueError) as error:
-        _say(console, f"the report could not be written: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, days of training must not end for the want of a picture
+        _say(console, f"the report could not be written: {type(error).__name__}: {error}")
         return config.folder
 
 

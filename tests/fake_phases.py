@@ -55,6 +55,9 @@ def misbehave(how: str, folder: Path) -> None:
     if how == "fail":
         print("something about tensors\nValueError: the loss is a teapot")
         sys.exit(3)
+    if how == "escape":
+        print("\x1b[2Jgone")
+        sys.exit(1)
     if how == "disk":
         print("OSError: [Errno 28] No space left on device")
         sys.exit(1)

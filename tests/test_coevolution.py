@@ -81,6 +81,7 @@ def test_a_run_calls_every_phase_once_with_the_models_of_the_phases_before(tmp_p
     assert options(some, 2, "train-policy")["generator"] == str(second / "train-generator/model")
     assert [options(some, number, kind)["seed"] for number in (1, 2) for kind in phases.KINDS] == [11, 11, 11, 12, 12, 12]
     assert all(options(some, number, kind)["verifier"] == "v" for number in (1, 2) for kind in phases.KINDS[1:])
+    assert f"Report: {some.folder}" in output
     for phase in phases.plan(some):
         assert " ".join(phase.command) in output  # so that it can be run by hand
     assert run(some).splitlines()[0].endswith("6 of 6 phases complete")
@@ -138,6 +139,25 @@ def test_a_phase_that_fails_is_said_with_the_end_of_its_log_and_tried_again(tmp_
     (some.folder / "train-generator.does").unlink()
     run(some)
     assert calls(some) == ["round-01/sample", "round-01/train-generator", "round-01/train-generator", "round-01/train-policy"]
+
+
+def test_a_report_that_cannot_be_written_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Path) -> Path:
+        raise KeyError("no such colour")
+
+    monkeypatch.setattr("openrlhf_dynamicrubric.report.write_report", broken)
+    output = run(config(tmp_path, rounds=1))
+    assert "the report could not be written: KeyError: 'no such colour'" in output
+    assert output.splitlines()[-1] == f"Report: {tmp_path / 'run'}"
+
+
+def test_what_a_phase_printed_cannot_move_the_terminal(tmp_path: Path) -> None:
+    some = config(tmp_path, rounds=1)
+    does(some, "sample", "escape")
+    with pytest.raises(PhaseError) as caught:
+        run(some)
+    assert "\x1b" not in str(caught.value)
+    assert "⟨U+001B⟩[2J" in str(caught.value)
 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,13 @@ class GeneratorArguments(EvaluatorConfig):
         default=0.0, metadata={"help": "Smallest standard deviation that rewards are divided by. Paper: not said."}
     )
     check: bool = field(default=False, metadata={"help": CHECK_HELP})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.anchor_weight >= 0 or not self.std_floor >= 0:
+            raise ConfigError(f"anchor_weight and std_floor must be at least 0, got {self.anchor_weight} and {self.std_floor}")
+        if self.anchor_weight == 0 and not self.use_discriminability:
+            raise ConfigError("anchor_weight 0 without discriminability leaves nothing to train for; give one of the two")
 
 
 @dataclass(frozen=True)
@@ -205,10 +213,8 @@ def _check_type(name: str, value: Any, kind: Any, nargs: Any) -> None:
             continue
         try:
             kind(str(one))
+        except ArgumentTypeError as error:
+            raise ConfigError(f"{name}: {error}") from None
         except (ValueError, TypeError, AttributeError) as error:
             wanted = {int: "a whole number", float: "a number"}.get(kind, str(error) or "another value")
             raise ConfigError(f"{name} must be {wanted}, got {one!r}") from None
-        except Exception as error:
-            if type(error).__name__ != "ArgumentTypeError":
-                raise
-            raise ConfigError(f"{name}: {error}") from None

@@ -140,6 +140,7 @@ def check_exact_resume(args: GRPOConfig, prompts: int) -> None:
     for name, why in (
         ("save_only_model", "checkpoints without the optimiser's state cannot be continued"),
         ("sync_ref_model", "the moving reference model is not in a checkpoint"),
+        ("ignore_data_skip", "prompts would come again that were trained on already"),
         ("load_best_model_at_end", "the phase's model is its last one"),
     ):
         if getattr(args, name):
@@ -164,11 +165,17 @@ def check_exact_resume(args: GRPOConfig, prompts: int) -> None:
 
 def resume_notes(args: GRPOConfig) -> list[str]:
     """What a user should know about resuming with these options although it is no error."""
-    if args.use_vllm and str(getattr(args.save_strategy, "value", args.save_strategy)) != "no":
-        return [
-            "vLLM's sampling is not in a checkpoint: a phase that is interrupted goes on, but not bit for bit as it would have"
-        ]
-    return []
+    if str(getattr(args.save_strategy, "value", args.save_strategy)) == "no":
+        return []
+    reasons = {
+        "vLLM's sampling is not in a checkpoint": args.use_vllm,
+        "batches of continuous batching depend on time": args.use_transformers_continuous_batching,
+        "kernels of a GPU round differently from time to time without full_determinism": (
+            args.device.type == "cuda" and not args.full_determinism
+        ),
+    }
+    ending = "a phase that is interrupted goes on, but not bit for bit as it would have"
+    return [f"{reason}: {ending}" for reason, holds in reasons.items() if holds]
 
 
 def check_same_architecture(folder: Path, model: str, *, what: str) -> None:

@@ -52,6 +52,8 @@ def test_nothing_stands_in_the_way_of_a_run_that_can_work(options: dict[str, Any
         ("policy", {"num_generations": 1}, r"train-policy: GRPO requires at least 2 generations"),
         ("policy", {"per_device_train_batch_size": 12}, r"train-policy: the training dataset has 2 prompts, .* takes 3"),
         ("generator", {"per_device_train_batch_size": 36}, r"train-generator: the training dataset has 8 prompts, .* takes 9"),
+        ("generator", {"anchor_weight": 0, "use_discriminability": False}, r"train-generator: anchor_weight 0 without discrim"),
+        ("generator", {"anchor_weight": -1}, r"train-generator: anchor_weight and std_floor must be at least 0, got -1"),
         ("generator", {"scale_rewards": "batch"}, r"train-generator: scale_rewards is 'batch'"),
         ("policy", {"use_peft": True}, r"train-policy: use_peft: the next phase needs whole models"),
         ("policy", {"eval_strategy": "steps"}, r"train-policy: eval_strategy steps: this command has no evaluation data"),

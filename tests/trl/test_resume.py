@@ -72,6 +72,7 @@ def test_checkpoints_between_generations_and_logs_are_accepted(tmp_path: Path, o
         ),
         ({"save_steps": 2, "logging_strategy": "epoch", "max_steps": 9}, r"at step 2 would lie between two logs"),
         ({"save_only_model": True}, r"save_only_model: checkpoints without the optimiser's state cannot be continued"),
+        ({"ignore_data_skip": True}, r"ignore_data_skip: prompts would come again"),
         ({"sync_ref_model": True, "beta": 0.1}, r"sync_ref_model: the moving reference model is not in a checkpoint"),
     ],
 )
