@@ -85,6 +85,33 @@ def test_logits_wider_than_the_vocabulary(tiny: TransformersModel) -> None:
     assert all('{"items": ['.startswith(text) or text.startswith("{") for text in allowed)
 
 
+def allowed(scores: torch.Tensor) -> list[list[int]]:
+    return [row.isfinite().nonzero().flatten().tolist() for row in scores]
+
+
+def test_input_that_does_not_continue_the_last_starts_anew(tiny: TransformersModel) -> None:
+    guide, size = processor(tiny), len(tiny.tokenizer)
+    brace = tiny.tokenizer.convert_tokens_to_ids("{")
+    first = allowed(guide(torch.tensor([[5], [6]]), torch.zeros(2, size)))
+    second = allowed(guide(torch.tensor([[5, brace], [6, brace]]), torch.zeros(2, size)))
+    assert second != first
+    for other in ([[5, brace], [7, brace]], [[5, brace, 9, 9]] * 2, [[5, brace]], [[5, brace]] * 3, [[5]] * 3):
+        assert allowed(guide(torch.tensor(other), torch.zeros(len(other), size))) == first[:1] * len(other)
+        guide(torch.tensor([[5], [6]]), torch.zeros(2, size))  # back to where the next one must not go on
+
+
+def test_text_is_written_in_one_form(tiny: TransformersModel) -> None:
+    number = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": number, "minItems": 2, "maxItems": 4}, "weight": number},
+        "required": ["items", "weight"],
+        "additionalProperties": False,
+    }
+    for text in generate(tiny, processor(tiny, schema), ["hi", "Judge", "yes no", "a"]):
+        assert text == json.dumps(json.loads(text))
+
+
 def test_the_given_scores_stay_as_they_are(tiny: TransformersModel) -> None:
     scores = torch.zeros(1, len(tiny.tokenizer))
     processor(tiny)(torch.tensor([[5]]), scores)

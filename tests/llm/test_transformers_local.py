@@ -208,6 +208,15 @@ def test_a_question_that_is_too_long_is_its_own_error(tmp_path: Path) -> None:
     assert isinstance(other.probabilities[0], ModelCallError)
 
 
+def test_a_question_may_fill_the_context_but_for_its_answer(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    length = len(model.chat.questions("a text. ", ["Is it?"])[0])
+    for limit, fits in ((length + 1, True), (length, False)):
+        model.model.config.max_position_embeddings = limit
+        [judgement] = together(model.yes_probabilities("a text. ", ["Is it?"]))
+        assert isinstance(judgement.probabilities[0], float) == fits
+
+
 def memory_of(rows: int, monkeypatch: pytest.MonkeyPatch, model: TransformersModel) -> None:
     """A device that holds so many rows of questions or completions."""
     original = model.model.forward
