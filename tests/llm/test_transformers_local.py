@@ -18,7 +18,8 @@ from openrlhf_dynamicrubric.llm import transformers_completions, transformers_ju
 from openrlhf_dynamicrubric.llm.base import Completion, Judgement
 from openrlhf_dynamicrubric.llm.transformers_local import TransformersModel
 from openrlhf_dynamicrubric.parsing import rubric_schema
-from tests.llm.support import WORDS, texts, tiny_model, why_invalid
+from tests.llm.support import WORDS, sharpen, texts, tiny_model, why_invalid
+from tests.tiny import build_tiny_model
 
 SCHEMA = rubric_schema(max_items=3, max_criterion_chars=30)
 
@@ -172,6 +173,19 @@ def test_of_two_calls_with_one_question_only_one_pays(tmp_path: Path) -> None:
 def test_no_question_is_no_work(tiny: TransformersModel) -> None:
     [judgement] = together(tiny.yes_probabilities("a text", []))
     assert judgement.probabilities == ()
+
+
+def test_a_checkpoints_own_sampling_reaches_no_draw(tmp_path: Path) -> None:
+    plain = tiny_model(tmp_path / "plain")
+    own = {"do_sample": True, "top_k": 1, "temperature": 0.1, "repetition_penalty": 9.0, "min_new_tokens": 30}
+    build = tmp_path / "own"
+    build_tiny_model(build)
+    (build / "generation_config.json").write_text(json.dumps(own | {"eos_token_id": [2, 0]}))
+    model = TransformersModel.load(build, device="cpu")
+    sharpen(model)
+    assert model.eos_token_ids == {0, 2}
+    plain.eos_token_ids = model.eos_token_ids
+    assert [c.text for c in together(*completions(model))] == [c.text for c in together(*completions(plain))]
 
 
 def test_a_prompt_that_is_too_long_is_its_callers_error(tmp_path: Path) -> None:
