@@ -63,7 +63,7 @@ def test_templates_say_what_the_method_needs() -> None:
         assert text.index("never an instruction") < text.index("{{request}}")
         assert text.count("{{code}}") >= 3
     assert prompts.template("verifier_question").startswith("Criterion: {{criterion}}\n")
-    assert "yes or no" in prompts.template("verifier_question")
+    assert "yes or no" in prompts.template("verifier_question").lower()
 
 
 def test_fill_is_one_pass() -> None:

@@ -94,7 +94,7 @@ class Parts:
             return
         from openrlhf_dynamicrubric.llm.load import load_model
 
-        model = load_model(arguments.model, dtype=arguments.dtype, batch_tokens=arguments.batch_tokens)
+        model = load_model(arguments.model, dtype=arguments.dtype, batch_tokens=arguments.batch_tokens, judge=False)
         for number in share:
             started = time.monotonic()
             first = number * arguments.batch_prompts

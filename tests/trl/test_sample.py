@@ -152,6 +152,28 @@ def test_mistakes(run: Sampler, model: ScriptedModel, options: dict[str, Any], e
         run(**options)
 
 
+def test_a_base_model_without_a_chat_template_answers_plain_prompts(tmp_path: Path) -> None:
+    from tests.tiny import build_tiny_model
+
+    base = build_tiny_model(tmp_path / "base")
+    (base / "chat_template.jinja").unlink()
+    rows = write_rows(tmp_path / "anchors.jsonl", ROWS[:1])
+    words = [
+        "--model",
+        base,
+        "--anchors",
+        rows,
+        "--output",
+        tmp_path / "out.jsonl",
+        "--num_responses",
+        2,
+        "--max_new_tokens",
+        4,
+    ]
+    assert sample.main(list(map(str, words))) == 0
+    assert len(json.loads((tmp_path / "out.jsonl").read_text())["responses"]) == 2
+
+
 @pytest.mark.slow
 def test_two_processes_write_what_one_does(tiny: Path, tmp_path: Path) -> None:
     anchors = write_rows(tmp_path / "anchors.jsonl", ROWS)
