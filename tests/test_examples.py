@@ -18,6 +18,8 @@ RUNS = ["cpu.yaml", "trl_coevolve.yaml"]
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_are_read_by_the_parsers_of_all_three_phases(name: str, tmp_path: Path) -> None:
     from openrlhf_dynamicrubric.trl.arguments import GeneratorArguments, PolicyArguments, SampleArguments, parse, parse_training
+    from openrlhf_dynamicrubric.trl.checks import check_generator_args
+    from openrlhf_dynamicrubric.trl.resume import check_exact_resume
 
     config = load_run_config(EXAMPLES / name, [f"output_dir={tmp_path}"])
     phases = plan(config)
@@ -32,7 +34,9 @@ def test_runs_are_read_by_the_parsers_of_all_three_phases(name: str, tmp_path: P
         parse_training([*generator, "--use_cpu", "true"], GeneratorArguments),
         parse_training([*policy, "--use_cpu", "true"], PolicyArguments),
     ]
+    check_generator_args(trained[0].trainer, trained[0].judges)
     for arguments, block in zip(trained, (config.generator, config.policy), strict=True):
+        check_exact_resume(arguments.trainer, 24_000)
         assert arguments.trainer.learning_rate == float(block["learning_rate"])
         assert arguments.trainer.num_generations == block["num_generations"]
         assert arguments.judges.max_items == config.judge.max_items
