@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _SHOWN = 3
+
+_FSDP_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+"""Where accelerate tells transformers that only rank 0 loads."""
 
 
 def load_causal_lm(path: str | Path, *, dtype: str = "auto", device: str | torch.device | None = None) -> PreTrainedModel:
@@ -87,18 +91,26 @@ def process_device() -> torch.device:
 
 
 @contextmanager
-def without_zero3() -> Iterator[None]:
-    """A model loaded inside is whole on this device, also where DeepSpeed would share its weights out over the ranks."""
+def without_sharded_loading() -> Iterator[None]:
+    """Models loaded inside are whole on every rank, also where DeepSpeed ZeRO-3 or FSDP shard the trainer's own.
+
+    A sharded judge would need all ranks in every forward pass, and ranks judge different groups; and under FSDP's
+    cpu_ram_efficient_loading a model is whole on rank 0 alone until FSDP hands it out, which it does not do for judges.
+    """
     from transformers.integrations import deepspeed
 
-    reference = deepspeed._hf_deepspeed_config_weak_ref
-    config = reference() if reference is not None else None
-    deepspeed.unset_hf_deepspeed_config()
+    zero = deepspeed._hf_deepspeed_config_weak_ref
+    fsdp = os.environ.get(_FSDP_LOADING)
+    deepspeed._hf_deepspeed_config_weak_ref = None
+    os.environ[_FSDP_LOADING] = "false"
     try:
         yield
     finally:
-        if config is not None:
-            deepspeed.set_hf_deepspeed_config(config)
+        deepspeed._hf_deepspeed_config_weak_ref = zero
+        if fsdp is None:
+            del os.environ[_FSDP_LOADING]
+        else:
+            os.environ[_FSDP_LOADING] = fsdp
 
 
 @contextmanager
@@ -128,7 +140,7 @@ def _load(path: str | Path, *, dtype: str, device_map: str | None) -> PreTrained
 
     _check_folder(path)
     try:
-        with quiet(bars=not Path(path).is_dir()):
+        with without_sharded_loading(), quiet(bars=not Path(path).is_dir()):
             model, info = AutoModelForCausalLM.from_pretrained(
                 str(path), dtype=dtype, device_map=device_map, output_loading_info=True, ignore_mismatched_sizes=True
             )

@@ -89,11 +89,10 @@ class TransformersModel:
             ModelLoadError: it cannot be loaded whole.
             MissingDependencyError: torch, transformers or accelerate is not installed.
         """
-        from openrlhf_dynamicrubric.llm.checkpoint import load_causal_lm, load_tokenizer, process_device, without_zero3
+        from openrlhf_dynamicrubric.llm.checkpoint import load_causal_lm, load_tokenizer, process_device
 
         tokenizer = load_tokenizer(path)
-        with without_zero3():
-            model = load_causal_lm(path, dtype=dtype, device=process_device() if device is None else device)
+        model = load_causal_lm(path, dtype=dtype, device=process_device() if device is None else device)
         return cls(model, tokenizer, name=name or str(path), batch_tokens=batch_tokens)
 
     def check_judge(self) -> None:

@@ -249,11 +249,10 @@ def _check_model(findings: Findings, name: str, *, judge: bool = False) -> int:
     from openrlhf_dynamicrubric.llm.checkpoint import check_checkpoint, load_tokenizer
     from openrlhf_dynamicrubric.llm.embedded import resolve_model
     from openrlhf_dynamicrubric.llm.transformers_chat import ChatEncoder, answer_tokens
-    from openrlhf_dynamicrubric.trl.judges import without_sharded_loading
 
     if not processes.main_rank():
         return 0
-    with findings.collecting(), without_sharded_loading():
+    with findings.collecting():
         path = resolve_model(name)
         parameters = check_checkpoint(path)
         if judge:

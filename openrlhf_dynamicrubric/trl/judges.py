@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -16,9 +15,6 @@ from openrlhf_dynamicrubric.evaluator import Evaluator, EvaluatorConfig
 from openrlhf_dynamicrubric.llm.base import LanguageModel
 
 T = TypeVar("T")
-
-_FSDP_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-"""Where accelerate tells transformers that only rank 0 loads."""
 
 
 def make_evaluator(
@@ -44,7 +40,7 @@ def make_evaluator(
     """
     from openrlhf_dynamicrubric.llm import load
 
-    with without_sharded_loading(), random_state_kept():
+    with random_state_kept():
         if generator is None and verifier is None:
             return load.load_evaluator(config, with_generator=with_generator)
 
@@ -94,26 +90,3 @@ def random_state_kept() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(legacy)
-
-
-@contextmanager
-def without_sharded_loading() -> Iterator[None]:
-    """Models loaded inside are whole on every rank, also where DeepSpeed ZeRO-3 or FSDP shard the trainer's own.
-
-    A sharded judge would need all ranks in every forward pass, and ranks judge different groups; and under FSDP's
-    cpu_ram_efficient_loading a model is whole on rank 0 alone until FSDP hands it out, which it does not do for judges.
-    """
-    from transformers.integrations import deepspeed
-
-    zero = deepspeed._hf_deepspeed_config_weak_ref
-    fsdp = os.environ.get(_FSDP_LOADING)
-    deepspeed._hf_deepspeed_config_weak_ref = None
-    os.environ[_FSDP_LOADING] = "false"
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = zero
-        if fsdp is None:
-            del os.environ[_FSDP_LOADING]
-        else:
-            os.environ[_FSDP_LOADING] = fsdp

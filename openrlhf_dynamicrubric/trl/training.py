@@ -97,14 +97,12 @@ def keep_model(folder: Path, write: Callable[[Path], None]) -> None:
         ModelLoadError: it is not whole; a sharded model that was not gathered, say.
     """
     from openrlhf_dynamicrubric.llm.checkpoint import check_checkpoint
-    from openrlhf_dynamicrubric.trl.judges import without_sharded_loading
 
     beside = folder / f"{MODEL}.tmp"
     if beside.exists() and write is not sync_tree:
         shutil.rmtree(beside)
     write(beside)
-    with without_sharded_loading():
-        check_checkpoint(beside)
+    check_checkpoint(beside)
     shutil.rmtree(folder / MODEL, ignore_errors=True)
     beside.rename(folder / MODEL)
     sync_folder(folder)

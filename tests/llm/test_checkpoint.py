@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
+from transformers.distributed import fsdp
+from transformers.integrations import deepspeed
 
 from openrlhf_dynamicrubric.errors import ModelLoadError
 from openrlhf_dynamicrubric.llm.checkpoint import (
@@ -18,7 +22,7 @@ from openrlhf_dynamicrubric.llm.checkpoint import (
     load_tokenizer,
     process_device,
     quiet,
-    without_zero3,
+    without_sharded_loading,
 )
 from tests.tiny import build_tiny_model
 
@@ -232,28 +236,48 @@ def test_quiet_puts_everything_back_after_an_error() -> None:
     assert noise() == before
 
 
-def test_judges_are_whole_under_zero3() -> None:
-    from transformers.integrations.deepspeed import (
-        is_deepspeed_zero3_enabled,
-        set_hf_deepspeed_config,
-        unset_hf_deepspeed_config,
-    )
+class Zero3:
+    def is_zero3(self):
+        return True
 
-    class Config:
-        def is_zero3(self) -> bool:
-            return True
 
-    config = Config()
-    set_hf_deepspeed_config(config)
-    try:
-        with without_zero3():
-            assert not is_deepspeed_zero3_enabled()
-        assert is_deepspeed_zero3_enabled()
-    finally:
-        unset_hf_deepspeed_config()
-    with without_zero3():
+@pytest.fixture
+def sharding(monkeypatch: pytest.MonkeyPatch):
+    """As transformers finds things in a trainer under ZeRO-3 and FSDP, here both at once: how many of the two are on."""
+    config = Zero3()
+    monkeypatch.setattr(deepspeed, "_hf_deepspeed_config_weak_ref", lambda: config)
+    monkeypatch.setattr(fsdp, "_is_torch_distributed_initialized", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
+    return lambda: [deepspeed.is_deepspeed_zero3_enabled(), fsdp.is_fsdp_enabled()]
+
+
+def test_models_are_loaded_whole_where_the_trainers_model_is_sharded(folder: Path, sharding, monkeypatch: pytest.MonkeyPatch):
+    sharded = []
+    plain = transformers.AutoModelForCausalLM.from_pretrained
+
+    def from_pretrained(*args, **options):
+        sharded.append(sharding())
+        return plain(*args, **options)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    assert sum(weight.numel() for weight in load_causal_lm(folder).parameters()) == check_checkpoint(folder) > 0
+    assert sharded == [[False, False]] * 2
+    assert sharding() == [True, True]
+
+
+def test_sharding_is_back_after_an_error(sharding):
+    with pytest.raises(ZeroDivisionError), without_sharded_loading():
+        1 // 0  # noqa: B018
+    assert sharding() == [True, True]
+
+
+def test_nothing_is_left_where_nothing_was(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FSDP_CPU_RAM_EFFICIENT_LOADING", raising=False)
+    with without_sharded_loading():
         pass
-    assert not is_deepspeed_zero3_enabled()
+    assert "FSDP_CPU_RAM_EFFICIENT_LOADING" not in os.environ
+    assert deepspeed._hf_deepspeed_config_weak_ref is None
 
 
 def test_the_process_has_a_device() -> None:
