@@ -1,10 +1,10 @@
 # Sourced: an activated virtual environment that holds this checkout and the versions of constraints.txt.
 #
-# Uses the active virtual environment if there is one, else $DYNAMICRUBRIC_VENV, else .venv in the checkout.
+# Uses the active virtual environment if there is one, else $VENV, else .venv in the checkout.
 # Set PYTHON to choose the interpreter (3.11 was tested).
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [ -z "${VIRTUAL_ENV:-}" ]; then
-  venv=${DYNAMICRUBRIC_VENV:-$root/.venv}
+  venv=${VENV:-$root/.venv}
   if [ ! -x "$venv/bin/python" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
   fi
