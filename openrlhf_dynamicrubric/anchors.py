@@ -91,7 +91,9 @@ def read_prompts(path: str | Path, *, limit: int | None = None) -> list[dict[str
 
 
 def read_response_sets(path: str | Path, *, minimum_anchors: int = 0) -> list[ResponseSet]:
-    """Response sets: `prompt`, `responses` (K texts), optionally `anchors` (best first) and `id`.
+    """Response sets: `prompt`, `responses` (K >= 2 texts), optionally `anchors` (best first) and `id`.
+
+    A score says something beside another one only, so that a single response is refused.
 
     Args:
         path: the file.
@@ -104,7 +106,7 @@ def read_response_sets(path: str | Path, *, minimum_anchors: int = 0) -> list[Re
     for number, row in read_rows(path):
         where = f"{data_path(path)}, line {number}"
         check_prompt(row.get("prompt"), where)
-        check_texts(row.get("responses"), "responses", where, minimum=1)
+        check_texts(row.get("responses"), "responses", where, minimum=2)
         anchors = [] if row.get("anchors") is None else row["anchors"]
         check_anchors(anchors, where, minimum=minimum_anchors)
         sets.append(ResponseSet(row["prompt"], tuple(row["responses"]), tuple(anchors), _id(row, number)))

@@ -174,7 +174,7 @@ def test_deep_values_are_shown_short() -> None:
     ],
 )
 def test_chat_turns_are_prompts(file: Any, prompt: Any) -> None:
-    path = file({"prompt": prompt, "anchors": ["a", "b"], "responses": ["c"]})
+    path = file({"prompt": prompt, "anchors": ["a", "b"], "responses": ["c", "d"]})
     assert read_anchors(path)[0]["prompt"] == prompt
     assert read_prompts(path)[0]["prompt"] == prompt
     assert read_response_sets(path)[0].prompt == prompt
@@ -185,37 +185,40 @@ def test_chat_turns_are_prompts(file: Any, prompt: Any) -> None:
 
 def test_response_sets(file: Any) -> None:
     path = file(
-        {"prompt": "Hi", "responses": ["a", "a", ""]}, {**ROW, "responses": ["c"]}, {**ROW, "responses": ["c"], "id": 9}
+        {"prompt": "Hi", "responses": ["a", "a", ""]},
+        {**ROW, "responses": ["c", "d"]},
+        {**ROW, "responses": ["c", "d"], "id": 9},
     )
     assert read_response_sets(path) == [
         ResponseSet("Hi", ("a", "a", ""), (), "1"),
-        ResponseSet("Name a fruit.", ("c",), ("An apple.", "Fruit."), "f1"),
-        ResponseSet("Name a fruit.", ("c",), ("An apple.", "Fruit."), "9"),
+        ResponseSet("Name a fruit.", ("c", "d"), ("An apple.", "Fruit."), "f1"),
+        ResponseSet("Name a fruit.", ("c", "d"), ("An apple.", "Fruit."), "9"),
     ]
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"prompt": "Hi"}, "responses must be a list of at least 1 texts, got None"),
-        ({"prompt": "Hi", "responses": []}, "responses must be a list of at least 1 texts, got 0"),
-        ({"prompt": "Hi", "responses": "abc"}, "responses must be a list of at least 1 texts, got 'abc'"),
+        ({"prompt": "Hi"}, "responses must be a list of at least 2 texts, got None"),
+        ({"prompt": "Hi", "responses": ["a"]}, "responses must be a list of at least 2 texts, got 1"),
+        ({"prompt": "Hi", "responses": []}, "responses must be a list of at least 2 texts, got 0"),
+        ({"prompt": "Hi", "responses": "abc"}, "responses must be a list of at least 2 texts, got 'abc'"),
         ({"prompt": "Hi", "responses": ["a", 3]}, "responses[1] must be text, got 3"),
-        ({"prompt": "Hi", "responses": ["a"], "anchors": ""}, "anchors must be a list of at least 0 texts, got ''"),
-        ({"prompt": "Hi", "responses": ["a"], "anchors": ["b", 3]}, "anchors[1] must be text, got 3"),
-        ({"prompt": "Hi", "responses": ["a"], "anchors": ["b", "b"]}, "anchors[0] and anchors[1] are the same text"),
-        ({"responses": ["a"]}, "prompt must be text"),
+        ({"prompt": "Hi", "responses": ["a", "b"], "anchors": ""}, "anchors must be a list of at least 0 texts, got ''"),
+        ({"prompt": "Hi", "responses": ["a", "b"], "anchors": ["b", 3]}, "anchors[1] must be text, got 3"),
+        ({"prompt": "Hi", "responses": ["a", "b"], "anchors": ["b", "b"]}, "anchors[0] and anchors[1] are the same text"),
+        ({"responses": ["a", "b"]}, "prompt must be text"),
     ],
 )
 def test_rows_that_are_no_response_sets_are_named(file: Any, row: dict[str, Any], expected: str) -> None:
-    path = file({"prompt": "Hi", "responses": ["a"], "anchors": None}, row)
+    path = file({"prompt": "Hi", "responses": ["a", "b"], "anchors": None}, row)
     found = message(read_response_sets, path)
     assert found.startswith(f"{path}, line 2: ")
     assert expected in found
 
 
 def test_training_needs_anchors(file: Any) -> None:
-    path = file({"prompt": "Hi", "responses": ["a"]})
+    path = file({"prompt": "Hi", "responses": ["a", "b"]})
     assert (
         message(read_response_sets, path, minimum_anchors=2)
         == f"{path}, line 1: anchors must be a list of at least 2 texts, got 0"

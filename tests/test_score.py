@@ -118,7 +118,7 @@ def test_hostile_texts_reach_no_terminal(run: Run, judges: dict[str, Any]) -> No
     assert output.count("[red]x[/red] :smile:") == 3
     judges["model"] = ScriptedModel(lambda prompt, seed: ModelCallError(evil))
     judges["model"].complete = _raises(evil)
-    code, output = run(sets=[{"prompt": "p", "responses": ["a"]}])
+    code, output = run(sets=[{"prompt": "p", "responses": ["a", "b"]}])
     assert code == 1
     assert not set(output) & {"\x1b", "\x07", "\r", "\u202e"}
 
@@ -277,10 +277,10 @@ def test_limit_and_show(run: Run) -> None:
     ("rows", "message"),
     [
         (
-            [{"prompt": "p", "responses": ["a"]}, {"prompt": "p"}],
-            r"sets\.jsonl, line 2: responses must be a list of at least 1 texts, got None",
+            [{"prompt": "p", "responses": ["a", "b"]}, {"prompt": "p"}],
+            r"sets\.jsonl, line 2: responses must be a list of at least 2 texts, got None",
         ),
-        ([{"prompt": "", "responses": ["a"]}], r"sets\.jsonl, line 1: prompt must be text"),
+        ([{"prompt": "", "responses": ["a", "b"]}], r"sets\.jsonl, line 1: prompt must be text"),
         ([], r"sets\.jsonl has no rows"),
     ],
 )

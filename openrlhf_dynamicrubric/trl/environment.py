@@ -21,8 +21,7 @@ ELSEWHERE = ("cache",)
 def reward_from(environment: Mapping[str, str]) -> DynamicRubricReward:
     """The reward that an environment describes.
 
-    An embedded judge is unpacked now: a missing package is said before training, and the trainer, which loads its own model
-    after its reward functions, may start from the same folder.
+    The trainer, which loads its own model after its reward functions, may start from the folder of an embedded judge.
 
     Args:
         environment: see `reward_options`.
@@ -34,13 +33,9 @@ def reward_from(environment: Mapping[str, str]) -> DynamicRubricReward:
         ConfigError: see `reward_options`.
         MissingDependencyError, ModelLoadError: an embedded judge cannot be unpacked.
     """
-    from openrlhf_dynamicrubric.llm.embedded import resolve_model
     from openrlhf_dynamicrubric.trl.reward import DynamicRubricReward
 
-    reward = DynamicRubricReward(**reward_options(environment))
-    for name in {reward.config.generator, reward.config.verifier}:
-        resolve_model(name)
-    return reward
+    return DynamicRubricReward(**reward_options(environment))
 
 
 def reward_options(environment: Mapping[str, str]) -> dict[str, Any]:

