@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import types
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
+import yaml
 from trl.scripts.utils import TrlParser
 
 from openrlhf_dynamicrubric.errors import ConfigError
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHAT_HELP = "Put a prompt that is plain text into one user turn; give sampling and policy training the same."
 CHECK_HELP = "Read options, data and model folders, say what is wrong, and train nothing."
+CONFIG_HELP = "YAML file whose keys have the same names as the flags, without the dashes; flags win over it"
+THEIRS_HELP = (
+    "All fields of TRL's GRPOConfig and ModelConfig are accepted too (--help-all lists them), "
+    "and of these --model_name_or_path and --output_dir are needed."
+)
+METAVARS: dict[Any, str] = {int: "N", float: "X"}
 
 
 @dataclass(frozen=True)
@@ -140,26 +147,35 @@ class Parser(TrlParser):
         return super().set_defaults_with_config(**kwargs)
 
 
-def parse(argv: Sequence[str], *kinds: type[T]) -> tuple[Any, ...]:
+def parse(argv: Sequence[str], *kinds: type[T], prog: str = "dynamicrubric", description: str | None = None) -> tuple[Any, ...]:
     """The options of a command, from `--config FILE.yaml` and flags over it.
 
     Args:
         argv: words after the command's name.
-        *kinds: dataclasses.
+        *kinds: dataclasses, this package's own first.
+        prog: program and command, for the help.
+        description: what the command does, for the help.
 
     Returns:
         One instance a dataclass.
 
     Raises:
         ConfigError: an unknown option, a wrong type, or values that the framework refuses; one sentence.
+        SystemExit: help was asked for and shown.
     """
-    parser = Parser(list(kinds))  # pyright: ignore[reportArgumentType]
+    if {"-h", "--help", *(["--help-all"] if kinds[1:] else [])} & {*argv}:
+        helper = help_parser(*kinds, prog=prog, description=description, whole="--help-all" in argv)
+        helper.print_help()
+        helper.exit()
+    parser = Parser(list(kinds), add_help=False)  # pyright: ignore[reportArgumentType]
     try:
-        *options, rest = parser.parse_args_and_config(list(argv), return_remaining_strings=True)
+        *options, rest = parser.parse_args_and_config(_config_apart(argv), return_remaining_strings=True)
     except ConfigError:
         raise
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the file of --config is not valid YAML: {' '.join(str(error).split())}") from None
     except (ValueError, TypeError, NotImplementedError) as error:  # how GRPOConfig and TrlParser refuse options
         raise ConfigError(" ".join(str(error).split())) from None
     if rest:
@@ -168,12 +184,52 @@ def parse(argv: Sequence[str], *kinds: type[T]) -> tuple[Any, ...]:
     return tuple(options)
 
 
-def parse_training(argv: Sequence[str], own: type) -> TrainingArguments:
+def help_parser(own: type, *theirs: type, prog: str, description: str | None, whole: bool = False) -> Parser:
+    """A parser that is there for its help alone: it lists `--config`, which TrlParser takes out before it parses.
+
+    Args:
+        own: this package's dataclass, listed first.
+        *theirs: TRL's dataclasses.
+        prog: program and command.
+        description: what the command does.
+        whole: list TRL's options too.
+    """
+    groups = {own: f"options of {prog}", **({kind: f"options of TRL's {kind.__name__}" for kind in theirs} if whole else {})}
+    named = [type(kind.__name__, (kind,), {"_argument_group_name": group}) for kind, group in groups.items()]
+    usage = f"%(prog)s [-h] {'[--help-all] ' if theirs else ''}[--config FILE.yaml] [--OPTION VALUE ...]"
+    parser = Parser(named, prog=prog, usage=usage, description=description, epilog=THEIRS_HELP if theirs else None)  # pyright: ignore[reportArgumentType]
+    for action in parser._actions:
+        action.option_strings = action.option_strings[:1] if action.dest != "help" else action.option_strings
+        if not action.choices:
+            action.metavar = "true|false" if action.const is True else METAVARS.get(action.type)
+        if action.nargs == 0 and action.dest != "help":
+            action.help = f"the same as --{action.dest} false"
+        if action.default in (None, "") or action.nargs == 0:
+            action.default = argparse.SUPPRESS  # nothing that the help would have to say
+    if theirs:
+        parser.add_argument("--help-all", action="help", help="show TRL's options too, and exit")
+    parser.add_argument("--config", metavar="FILE.yaml", default=argparse.SUPPRESS, help=CONFIG_HELP)
+    return parser
+
+
+def _config_apart(argv: Sequence[str]) -> list[str]:
+    """`--config=FILE` as the two words that TrlParser looks for."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    if words[-1:] == ["--config"]:
+        raise ConfigError("--config needs the name of a YAML file")
+    return words
+
+
+def parse_training(
+    argv: Sequence[str], own: type, *, prog: str = "dynamicrubric", description: str | None = None
+) -> TrainingArguments:
     """The options of a training command.
 
     Args:
         argv: words after the command's name.
         own: GeneratorArguments or PolicyArguments.
+        prog: program and command, for the help.
+        description: what the command does, for the help.
 
     Raises:
         ConfigError: see `parse`, or options that these commands cannot follow.
@@ -181,7 +237,7 @@ def parse_training(argv: Sequence[str], own: type) -> TrainingArguments:
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.model_config import ModelConfig
 
-    arguments = TrainingArguments(*parse(argv, own, GRPOConfig, ModelConfig))
+    arguments = TrainingArguments(*parse(argv, own, GRPOConfig, ModelConfig, prog=prog, description=description))
     if not arguments.trainer.output_dir:
         raise ConfigError("output_dir is missing: name the folder of the phase")
     if not arguments.model.model_name_or_path:
@@ -213,7 +269,7 @@ def _check_type(name: str, value: Any, kind: Any, nargs: Any) -> None:
             continue
         try:
             kind(str(one))
-        except ArgumentTypeError as error:
+        except argparse.ArgumentTypeError as error:
             raise ConfigError(f"{name}: {error}") from None
         except (ValueError, TypeError, AttributeError) as error:
             wanted = {int: "a whole number", float: "a number"}.get(kind, str(error) or "another value")

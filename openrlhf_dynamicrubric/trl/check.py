@@ -68,13 +68,19 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="dynamicrubric check", description=__doc__)
     parser.add_argument("run", type=Path, help="run folder, with its run.json")
     parser.add_argument("--result", type=Path, help="JSON file for the findings")
-    parser.add_argument("kinds", nargs="*", choices=[*phases.KINDS, []], help="kinds of phases; default all")
+    parser.add_argument("kinds", nargs="*", type=_kind, metavar="kind", help=f"{', '.join(phases.KINDS)}; default all")
     options = parser.parse_args(argv)
     config = run_config(phases.read_json(options.run / "run.json").get("config", {}))
     findings = check_run(config, options.kinds or phases.KINDS)
     if options.result and processes.main_rank():
         write_atomic(options.result, json.dumps({"errors": findings.errors, "notes": findings.notes}) + "\n")
     return say(findings)
+
+
+def _kind(word: str) -> str:
+    if word not in phases.KINDS:  # `choices` of argparse would also have to hold the empty list
+        raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(phases.KINDS)}")
+    return word
 
 
 def say(findings: Findings) -> int:

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         DynamicRubricError: what is wrong, in one sentence.
     """
-    (arguments,) = parse(argv, SampleArguments)
+    (arguments,) = parse(argv, SampleArguments, prog=f"dynamicrubric {SAMPLE}", description=__doc__)
     if arguments.check:
         from openrlhf_dynamicrubric.trl.check import check_sample, say
 

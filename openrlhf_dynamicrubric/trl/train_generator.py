@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         DynamicRubricError: what is wrong, in one sentence.
     """
-    arguments = parse_training(argv, GeneratorArguments)
+    arguments = parse_training(argv, GeneratorArguments, prog=f"dynamicrubric {TRAIN_GENERATOR}", description=__doc__)
     if not arguments.own.response_sets:
         raise ConfigError("response_sets is missing: name the file that `sample` wrote")
     if arguments.own.check:

@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         DynamicRubricError: what is wrong, in one sentence.
     """
-    arguments = parse_training(argv, PolicyArguments)
+    arguments = parse_training(argv, PolicyArguments, prog=f"dynamicrubric {TRAIN_POLICY}", description=__doc__)
     if arguments.own.check:
         from openrlhf_dynamicrubric.trl.check import check_policy, say
 
