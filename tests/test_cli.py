@@ -82,3 +82,44 @@ def test_report_and_its_help(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert call("report", "--help").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "usage", "does"),
+    [
+        ("sample", "[-h] [--config FILE.yaml] [--OPTION VALUE ...]", "the policy answers every anchor prompt K times."),
+        (
+            "train-generator",
+            "[-h] [--help-all] [--config FILE.yaml] [--OPTION VALUE ...]",
+            "trains the rubric generator on response sets with ranked anchors.",
+        ),
+        (
+            "train-policy",
+            "[-h] [--help-all] [--config FILE.yaml] [--OPTION VALUE ...]",
+            "TRL's GRPOTrainer with DynamicRubric as its reward, the generator frozen.",
+        ),
+    ],
+)
+def test_help_of_a_phase_names_it_and_its_config(
+    command: str, usage: str, does: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: dynamicrubric {command} {usage}\n\n`dynamicrubric {command}`: {does}\n")
+    config = "YAML file whose keys have the same names as the flags, without the dashes; flags win over it"
+    assert f"\n  --config FILE.yaml    {config}\n" in shown
+    assert shown.index("--config FILE.yaml   ") < shown.index(f"\noptions of dynamicrubric {command}:\n")
+    assert "GRPOConfig:" not in shown
+    assert len(shown.splitlines()) < 80
+
+
+def test_help_of_check_names_the_kinds_of_phases(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        cli.main(["check", "--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: dynamicrubric check [-h] [--result RESULT] run [kind ...]\n")
+    assert "\n  kind             sample, train-generator, train-policy; default all\n" in shown

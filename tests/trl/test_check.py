@@ -190,3 +190,10 @@ def test_the_command_says_what_it_found_and_writes_it(options: dict[str, Any], c
     assert check.main([str(run), "sample", "--result", str(run / "found.json")]) == 1
     assert json.loads((run / "found.json").read_text())["errors"] == ["sample: nowhere.jsonl is not a file"]
     assert "sample: nowhere.jsonl is not a file" in capsys.readouterr().err
+
+
+def test_an_unknown_kind_of_phase_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        check.main([str(tmp_path), "sampl"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith("argument kind: 'sampl' is none of sample, train-generator, train-policy\n")

@@ -18,6 +18,7 @@ from openrlhf_dynamicrubric.files import locked
 from openrlhf_dynamicrubric.phases import TRAIN_GENERATOR, TRAIN_POLICY, plan
 from openrlhf_dynamicrubric.run_config import run_config
 from openrlhf_dynamicrubric.trl import resume, train_generator, train_policy, training
+from openrlhf_dynamicrubric.trl.arguments import SampleArguments, parse
 from openrlhf_dynamicrubric.trl.resume import MARK
 from tests.tiny import build_tiny_model
 from tests.tiny_run import environment, tensors_digest, tiny_options, without_times
@@ -146,6 +147,51 @@ def test_options_without_which_nothing_can_be_trained(command: Command) -> None:
             command(kind, "out", model_name_or_path=None)
         with pytest.raises(ConfigError, match="unknown option max_step; did you mean max_steps"):
             command(kind, "out", max_step=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (TRAIN_GENERATOR, ["  --response_sets RESPONSE_SETS", "  --no_use_discriminability\n"]),
+        (TRAIN_POLICY, ["  --prompts PROMPTS ", "  --max_items N "]),
+    ],
+)
+def test_trls_options_are_listed_only_on_demand(
+    kind: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = {}
+    for flag in ("--help", "-h", "--help-all"):
+        with pytest.raises(SystemExit):
+            MAINS[kind](["--max_steps", "3", flag])
+        shown[flag] = capsys.readouterr().out
+    assert shown["-h"] == shown["--help"]
+    sentence = (
+        "All fields of TRL's GRPOConfig and ModelConfig are accepted too (--help-all lists them), "
+        "and of these --model_name_or_path and --output_dir are needed.\n"
+    )
+    assert shown["--help"].endswith(f"\n\n{sentence}")
+    for option in options:
+        assert option in shown["--help"]
+    for theirs in ("  --num_generations ", "  --model_revision "):
+        assert theirs not in shown["--help"]
+        assert theirs in shown["--help-all"]
+    groups = [line for line in shown["--help-all"].splitlines() if line.startswith("options")]
+    own = f"options of dynamicrubric {kind}:"
+    assert groups == ["options:", own, "options of TRL's GRPOConfig:", "options of TRL's ModelConfig:"]
+
+
+def test_config_can_be_written_in_one_word_and_flags_win(tmp_path: Path) -> None:
+    path = tmp_path / "a=b.yaml"
+    path.write_text("num_responses: 3\nseed: 5\n")
+    for words in ([f"--config={path}"], ["--config", str(path)]):
+        [read] = parse([*words, "--seed", "7"], SampleArguments)
+        assert (read.num_responses, read.seed) == (3, 7)
+    with pytest.raises(ConfigError, match="--config needs the name of a YAML file"):
+        parse(["--seed", "7", "--config"], SampleArguments)
+    path.write_text("seed: [")
+    with pytest.raises(ConfigError, match="the file of --config is not valid YAML"):
+        parse(["--config", str(path)], SampleArguments)
 
 
 def test_mistakes_are_found_before_training_also_by_hand(command: Command, tmp_path: Path) -> None:
