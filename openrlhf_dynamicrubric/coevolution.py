@@ -263,7 +263,7 @@ def _report(config: RunConfig, console: Console, plan: Sequence[Phase] = ()) -> 
         if plan:
             for table in terminal.summary_tables(plan, width=console.width):
                 console.print(table)
-            _say(console, terminal.LEGEND, style="dim")
+            _say(console, terminal.legend(), style="dim")
         from openrlhf_dynamicrubric.report import write_report
 
         return write_report(config.folder)

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openrlhf_dynamicrubric.metrics import PREFIX
-from openrlhf_dynamicrubric.phases import SAMPLE, TRAIN_GENERATOR, TRAIN_POLICY, Phase, read_json
-from openrlhf_dynamicrubric.records import read_records
+from openrlhf_dynamicrubric.phases import TRAIN_GENERATOR, TRAIN_POLICY, Phase, read_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,35 +131,40 @@ def clock(seconds: float) -> str:
 
 
 def summary(phases: Iterable[Phase]) -> list[dict[str, str]]:
-    """One row a round of what its records say, in words for a table; a dash where they say nothing."""
+    """One row a round of what its records say, in the numbers of the report's page; a dash where they say nothing."""
+    from openrlhf_dynamicrubric.report import tables
+    from openrlhf_dynamicrubric.report.read import read_run
+
     rounds: dict[int, dict[str, Phase]] = {}
     for phase in phases:
         rounds.setdefault(phase.round, {})[phase.kind] = phase
+    folders = {phase.folder.parent.parent for kinds in rounds.values() for phase in kinds.values() if phase.folder.is_dir()}
+    curves: dict[tuple[int, str], Mapping[str, tables.Curve]] = {}
+    for data in map(read_run, folders):
+        curves |= {(phase.round, phase.name): tables.phase_curves(data, phase) for phase in data.phases}
     rows = []
     for number, kinds in rounds.items():
-        policy = _metric_rows(kinds.get(TRAIN_POLICY))
-        generator = _metric_rows(kinds.get(TRAIN_GENERATOR))
+        generator, policy = curves.get((number, TRAIN_GENERATOR), {}), curves.get((number, TRAIN_POLICY), {})
         if not policy and not generator:
             continue
         seconds = [read_json(phase.folder / "done.json").get("seconds") for phase in kinds.values()]
-        rows.append(
-            {
-                "round": str(number),
-                "score gap": _first_last(policy, "score_gap"),
-                "zero variance": _mean(policy, "zero_variance_groups"),
-                "R_disc": _first_last(generator, "disc"),
-                "R_anchor": _first_last(generator, "anchor"),
-                "anchor accuracy": _first_last(generator, "anchor_accuracy"),
-                "invalid rubrics": f"{_mean(generator, 'invalid_rubrics')} / {_mean(policy, 'invalid_rubrics')}",
-                "unscorable": f"{_mean(generator, 'unscorable_groups')} / {_mean(policy, 'unscorable_groups')}",
-                "time": clock(sum(s for s in seconds if s)) if all(seconds) else "–",
-            }
-        )
+        row = {"round": str(number)}
+        for measures, of_phase, keys in (
+            (tables.POLICY_MEASURES, policy, ("gap", "flat")),
+            (tables.GENERATOR_MEASURES, generator, ("disc", "anchor", "accuracy")),
+        ):
+            row |= {measure.title: str(tables.cell(measure, of_phase)) for measure in measures if measure.key in keys}
+        for measure in (tables.INVALID, tables.UNSCORABLE):
+            row[measure.title] = f"{tables.cell(measure, generator).mean} / {tables.cell(measure, policy).mean}"
+        rows.append({**row, "Time": clock(sum(s for s in seconds if s)) if all(seconds) else "–"})
     return rows
 
 
-LEGEND = "a → b: first and last step; a / b: generator and policy training"
-"""Explains the cells of `summary`."""
+def legend() -> str:
+    """Explains the cells of `summary`."""
+    from openrlhf_dynamicrubric.report.tables import CELLS
+
+    return f"{CELLS}; a / b: generator training / policy training; R_disc and anchors: generator training"
 
 
 def summary_tables(phases: Iterable[Phase], *, width: int) -> Iterator[Table]:
@@ -169,7 +172,9 @@ def summary_tables(phases: Iterable[Phase], *, width: int) -> Iterator[Table]:
     from rich.table import Table
 
     rows = summary(phases)
-    at_once = max(1, (width - 20) // 19)
+    titles = max((len(name) for row in rows for name in row), default=0)
+    cells = max((len(text) for row in rows for text in row.values()), default=0)
+    at_once = max(1, (width - titles - 4) // (cells + 3))
     for start in range(0, len(rows), at_once):
         some = rows[start : start + at_once]
         table = Table()
@@ -195,23 +200,3 @@ def tail(log: Path, *, lines: int = 12) -> list[str]:
 
 def _mean_of(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _metric_rows(phase: Phase | None) -> list[Mapping[str, Any]]:
-    if phase is None or phase.kind == SAMPLE:
-        return []
-    return [row for row in read_records(phase.folder) if row.get("kind") == "metrics"]
-
-
-def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [row[PREFIX + name] for row in rows if isinstance(row.get(PREFIX + name), int | float)]
-
-
-def _first_last(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    values = _values(rows, name)
-    return f"{values[0]:.3f} → {values[-1]:.3f}" if values else "–"
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    values = _values(rows, name)
-    return f"{_mean_of(values):.2f}" if values else "–"

@@ -87,6 +87,10 @@ def test_doc_names_the_keys_of_every_record(tmp_path: Path) -> None:
     assert set(row) == section("Every record")
 
 
+def test_doc_names_the_keys_of_the_judges() -> None:
+    assert section("Judges") == {"generator", "verifier"}
+
+
 def test_doc_names_usage() -> None:
     assert set(usage_record(Usage())) == section("Usage")
 

@@ -26,7 +26,7 @@ from openrlhf_dynamicrubric.report import page as page_module
 from openrlhf_dynamicrubric.report.page import choose_rubric_groups, choose_sets, fill_up, groups_of_rubrics
 from openrlhf_dynamicrubric.report.plots import Chart, Line, draw, thin
 from openrlhf_dynamicrubric.report.read import read_run
-from openrlhf_dynamicrubric.report.tables import charts, kinds, phase_curves, ranked_items, track
+from openrlhf_dynamicrubric.report.tables import charts, kinds, phase_curves, probability, ranked_items, track
 from openrlhf_dynamicrubric.scoring import response_scores
 from openrlhf_dynamicrubric.types import Evaluation, ResponseSet, Rubric, RubricItem, Unscorable, Usage, WrittenRubric
 from tests.synthetic_run import write_run
@@ -136,7 +136,7 @@ def test_numbers_of_a_small_run(tmp_path: Path) -> None:
     assert data.usage["verifier"] == Usage(8, 100, 40, 0, 0.5)
     assert data.yes_shares == {"all": 2, "none": 1, "2": 1}
     flat = page_of(tmp_path).flat
-    assert "0.000 → 0.625" in flat
+    assert "0.312 (0.000 → 0.625)" in flat
     assert "2 of 3" in flat
     assert "No scores: verifier call. timeout" in flat
     assert "cut off after 8 tokens" in flat
@@ -147,7 +147,7 @@ def test_first_and_last_are_means_over_a_quarter_of_the_steps(tmp_path: Path) ->
     records_of(tmp_path, none, full, none, none, none, none, full, full)
     data = read_run(tmp_path)
     gap = phase_curves(data, data.phases[0])["gap"]
-    assert (gap.first, gap.last) == (0.5, 1.0)
+    assert (gap.mean, gap.first, gap.last) == (0.375, 0.5, 1.0)
 
 
 def test_evaluation_groups_stay_out_of_the_curves(tmp_path: Path) -> None:
@@ -242,6 +242,48 @@ def test_other_judges_get_no_notice_about_the_embedded_model(tmp_path: Path) -> 
 def test_notice_where_only_the_records_name_the_embedded_model(tmp_path: Path) -> None:
     folder = records_of(tmp_path, [scored([[1, 0]])], generator="org/big", verifier="embedded")
     assert "proves nothing about quality" in page_of(folder).flat
+
+
+def test_records_of_a_run_without_a_run_file_name_their_judges(tmp_path: Path) -> None:
+    page = page_of(records_of(tmp_path / "groups", [scored([[1, 0]])], generator="org/big", verifier="SmolLM2-135M-Instruct"))
+    assert "Generatororg/big" in page.flat
+    assert "VerifierSmolLM2-135M-Instruct" in page.flat
+    assert "Judged by the embedded 135M model." in page.flat
+    row = {"kind": "rubric", "id": "p", "invalid": "no JSON", "disc": 0.0, "verifier_usage": {}}
+    RecordFile(tmp_path / "records/rubrics.jsonl", generator="mine", verifier="embedded").append([row], step=0)
+    assert read_run(tmp_path / "records").judges == {"generator": {"mine"}, "verifier": {"embedded"}}
+    assert "Judged by the embedded 135M model." in page_of(tmp_path / "records").flat
+
+
+@pytest.mark.parametrize(
+    ("value", "yes", "threshold", "text"),
+    [
+        (0.497, False, 0.5, "0.497"),
+        (0.4951, False, 0.5, "0.495"),
+        (0.49, False, 0.5, "0.49"),
+        (0.5, True, 0.5, "0.50"),
+        (0.503, True, 0.5, "0.50"),
+        (0.499999, False, 0.5, "0.499999"),
+        (0.5, False, 0.5, "<0.5"),  # was a little less before it was rounded for the record
+        (0.697, False, 0.7, "0.697"),
+        (0.697, False, 0.5, "0.697"),  # judged by another threshold
+        (0.3331, True, 0.333, "0.333"),
+        (1.0, True, 0.5, "1.00"),
+        (math.nan, False, 0.5, "–"),
+    ],
+)
+def test_a_probability_stands_on_the_side_of_its_verdict(value: float, yes: bool, threshold: float, text: str) -> None:
+    assert probability(value, yes, threshold) == text
+
+
+def test_a_card_shows_a_close_no_below_the_threshold(tmp_path: Path) -> None:
+    record = {**group_record(scored([[1, 0]])), "probabilities": [[0.697, 0.497]]}
+    assert "✓0.70✗0.497" in page_of(records_of(tmp_path / "half", [record])).flat.replace(" ", "")
+    record = {**record, "verdicts": [[1, 0]], "probabilities": [[0.702, 0.697]]}
+    run = tmp_path / "run"
+    records_of(run / "round-01" / "train-policy", [record])
+    (run / "run.json").write_text(json.dumps({"config": {"judge": {"verdict_threshold": 0.7}}}))
+    assert "✓0.70✗0.697" in page_of(run).flat.replace(" ", "")
 
 
 @pytest.mark.parametrize(

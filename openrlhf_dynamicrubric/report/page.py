@@ -114,6 +114,7 @@ def render(data: RunData) -> str:
         head=views.head_view(data),
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         tables=views.round_tables(data),
+        cells=tables.CELLS,
         charts=[_drawn_charts(data, *kind) for kind in tables.kinds(data)],
         items=views.items_view(data, best, worst, links),
         sets=[card for _, card in sorted(sets, key=lambda pair: numbers[id(pair[0])])],

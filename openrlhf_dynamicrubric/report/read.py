@@ -95,6 +95,9 @@ def _take(data: RunData, phase: Phase, source: Source, row: dict[str, Any]) -> N
             phase.ended = max(phase.ended or time, time)
     if "prompts" in row:
         data.prompts.add(str(row["prompts"]))
+    for role in ("generator", "verifier"):
+        if isinstance(row.get(role), str):
+            data.judges.setdefault(role, set()).add(row[role])
     if row["kind"] == "metrics":
         phase.metrics.append((int(row["step"]), numbers(row)))
     elif row["kind"] == "group":
@@ -151,8 +154,6 @@ def _take_group(data: RunData, phase: Phase, source: Source, row: dict[str, Any]
         _count(data.rejected, "scoring", reason, group)
     for role in ("generator", "verifier"):
         data.usage[role] = data.usage.get(role, Usage()) + Usage(**row[f"{role}_usage"])
-        if isinstance(row.get(role), str):
-            data.judges.setdefault(role, set()).add(row[role])
 
 
 def _take_items(data: RunData, group: Group, items: list[dict[str, Any]], verdicts_MK: np.ndarray) -> None:

@@ -65,6 +65,11 @@ class Curve:
     steps: Mapping[int, float]
 
     @property
+    def mean(self) -> float:
+        """Mean over the steps."""
+        return mean(self.steps.values())
+
+    @property
     def first(self) -> float:
         """Mean over the first quarter of the steps, at least one."""
         return mean(list(self.steps.values())[: self._edge])
@@ -117,6 +122,21 @@ def decimal(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.3f}".replace("-", "−")
 
 
+def probability(value: float, yes: bool, threshold: float = 0.5) -> str:
+    """P(yes) as text, with as many digits (two to six) as it takes to stand on its verdict's side of the threshold.
+
+    Example:
+        >>> probability(0.497, False), probability(0.9, True), probability(0.49996, False)
+        ('0.497', '0.90', '0.49996')
+    """
+    if math.isnan(value):
+        return "–"
+    if (value >= threshold) != yes:  # records round to six digits; or they were judged by another threshold
+        return f"<{value:.6g}" if not yes and value == threshold else f"{value:.6g}"
+    texts = (f"{value:.{digits}f}" for digits in range(2, 7))
+    return next((text for text in texts if (float(text) >= threshold) == yes), f"{value:.6g}")
+
+
 def duration(seconds: float | None) -> str:
     """A time as text.
 
@@ -146,6 +166,44 @@ class Measure:
     level: tuple[float, str] | None = None
     beside: tuple[tuple[str, str], ...] = ()
     name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One measure of one phase in words; `first` and `last` are empty where there is one step only."""
+
+    mean: str
+    first: str = ""
+    last: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.mean} ({self.first} → {self.last})" if self.first else self.mean
+
+
+CELLS = "mean over the steps (over their first quarter → over their last quarter)"
+"""Says what a cell's numbers are."""
+
+
+def cell(measure: Measure, curves: Mapping[str, Curve]) -> Cell:
+    """What the page and the terminal say about one measure of one phase: the same numbers, rounded alike.
+
+    Args:
+        measure: which, and how it is written.
+        curves: of the phase, see `phase_curves`.
+
+    Returns:
+        The mean over the steps, and over the first and last quarter of them; a dash where the phase says nothing.
+
+    Example:
+        >>> str(cell(UNSCORABLE, {"unscorable": Curve({0: 0.0, 1: 0.25})})), str(cell(UNSCORABLE, {}))
+        ('12.5\u202f% (0\u202f% → 25\u202f%)', '–')
+    """
+    curve = curves.get(measure.key)
+    if curve is None:
+        return Cell("–")
+    if len(curve.steps) == 1:
+        return Cell(measure.show(curve.mean))
+    return Cell(measure.show(curve.mean), measure.show(curve.first), measure.show(curve.last))
 
 
 UNSCORABLE = Measure("unscorable", "Unscorable", "groups without scores; they train nothing", "lower", percent, (0, 0.1))

@@ -110,13 +110,7 @@ def round_tables(data: RunData) -> list[dict[str, Any]]:
 
 
 def _measure_row(measure: Measure, curves: Sequence[Mapping[str, Curve]]) -> dict[str, Any]:
-    cells = []
-    for of_phase in curves:
-        curve = of_phase.get(measure.key)
-        moved = curve is not None and len(curve.steps) > 1
-        cells.append(
-            {"first": measure.show(curve.first) if moved and curve else "", "last": measure.show(curve.last) if curve else "–"}
-        )
+    cells = [tables.cell(measure, of_phase) for of_phase in curves]
     return {"title": measure.title, "note": measure.note, "better": measure.better, "cells": cells}
 
 
@@ -188,7 +182,7 @@ def set_view(data: RunData, group: Group, number: int, *, unfolded: bool) -> dic
         "unscorable": row["unscorable"] and {name: clip(text) for name, text in row["unscorable"].items()},
         "responses": _texts(row["responses"], scores),
         "anchors": _texts(row.get("anchors") or [], row.get("anchor_scores")),
-        "items": _items(row),
+        "items": _items(row, _threshold(data)),
         "dropped": [{**item, "criterion": _criterion(item)} for item in row.get("dropped") or []],
         "failures": [clip(text) for text in (row.get("failures") or [])[:5]],
         "rejected": _rejected(row),
@@ -206,7 +200,7 @@ def rubrics_view(data: RunData, rubrics: Sequence[Sampled], why: str) -> dict[st
     """The rubrics that were sampled for one response set, side by side."""
     rows = [rubric.source.read() for rubric in rubrics]
     response_set = data.response_set(rubrics[0].phase, rubrics[0].id)
-    prompt = response_set.get("prompt")
+    prompt, threshold = response_set.get("prompt"), _threshold(data)
     return {
         "why": why,
         "where": _where(rubrics[0]),
@@ -216,11 +210,11 @@ def rubrics_view(data: RunData, rubrics: Sequence[Sampled], why: str) -> dict[st
         "invalid": sum(rubric.invalid for rubric in rubrics),
         "responses": _texts(response_set.get("responses") or [], None),
         "anchors": _texts(response_set.get("anchors") or [], None),
-        "rubrics": [_rubric_view(n, *pair) for n, pair in enumerate(zip(rubrics, rows, strict=True), start=1)],
+        "rubrics": [_rubric_view(n, *pair, threshold) for n, pair in enumerate(zip(rubrics, rows, strict=True), start=1)],
     }
 
 
-def _rubric_view(number: int, rubric: Sampled, row: Mapping[str, Any]) -> dict[str, Any]:
+def _rubric_view(number: int, rubric: Sampled, row: Mapping[str, Any], threshold: float) -> dict[str, Any]:
     return {
         "number": number,
         "invalid": clip(row.get("invalid") or ""),
@@ -231,7 +225,7 @@ def _rubric_view(number: int, rubric: Sampled, row: Mapping[str, Any]) -> dict[s
         "advantage": "–" if math.isnan(rubric.advantage) else f"{rubric.advantage:+.2f}".replace("-", "−"),
         "scores": row.get("scores") or [],
         "anchor_scores": row.get("anchor_scores") or [],
-        "items": _items(row),
+        "items": _items(row, threshold),
         "text": clip(row.get("rubric_text") or ""),
     }
 
@@ -259,7 +253,7 @@ def _texts(texts: Sequence[str], scores: Sequence[float] | None) -> list[dict[st
     return views
 
 
-def _items(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _items(row: Mapping[str, Any], threshold: float) -> list[dict[str, Any]]:
     items = row.get("items") or []
     columns = [
         row.get(name) or [[]] * len(items) for name in ("verdicts", "probabilities", "anchor_verdicts", "anchor_probabilities")
@@ -268,8 +262,8 @@ def _items(row: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "criterion": _criterion(item),
             "weight": item["weight"],
-            "cells": _cells(verdicts_K, probabilities_K),
-            "anchor_cells": _cells(anchors_N, anchor_probabilities_N),
+            "cells": _cells(verdicts_K, probabilities_K, threshold),
+            "anchor_cells": _cells(anchors_N, anchor_probabilities_N, threshold),
             "yes": sum(verdicts_K),
             "of": len(verdicts_K),
             "saturated": len(set(verdicts_K)) == 1,
@@ -282,9 +276,18 @@ def _criterion(item: Mapping[str, Any]) -> str:
     return shorten(item["criterion"], MOST_CRITERION_CHARS)[0]
 
 
-def _cells(verdicts: Sequence[int], probabilities: Sequence[float]) -> list[dict[str, Any]]:
+def _threshold(data: RunData) -> float:
+    config: Mapping[str, Any] = data.run.get("config") or {}
+    value = (config.get("judge") or {}).get("verdict_threshold")
+    return float(value) if isinstance(value, int | float) else 0.5
+
+
+def _cells(verdicts: Sequence[int], probabilities: Sequence[float], threshold: float) -> list[dict[str, Any]]:
     known = probabilities or [math.nan] * len(verdicts)
-    return [{"yes": bool(yes), "p": p, "sure": round(2 * abs(p - 0.5), 2)} for yes, p in zip(verdicts, known, strict=True)]
+    return [
+        {"yes": bool(yes), "p": p, "shown": tables.probability(p, bool(yes), threshold), "sure": round(2 * abs(p - 0.5), 2)}
+        for yes, p in zip(verdicts, known, strict=True)
+    ]
 
 
 def _where(row: Group | Sampled) -> str:

@@ -30,7 +30,7 @@ from openrlhf_dynamicrubric.text import encodable, neutralise
 from openrlhf_dynamicrubric.trl.checks import check_enough_prompts, check_generator_args, read_response_rows
 from openrlhf_dynamicrubric.trl.contract import check_trl
 from openrlhf_dynamicrubric.trl.groups import on_all_ranks, rank_and_size
-from openrlhf_dynamicrubric.trl.judges import check_judge, make_evaluator, run_judges
+from openrlhf_dynamicrubric.trl.judges import check_judge, judge_name, make_evaluator, run_judges
 from openrlhf_dynamicrubric.trl.rubric_rewards import (
     SampledRubric,
     judge_sampled,
@@ -120,7 +120,8 @@ class RubricGeneratorTrainer(GRPOTrainer):
         self._set_schema(args)
         self.anchor_weight, self.use_discriminability, self.std_floor = anchor_weight, use_discriminability, std_floor
         self.max_unscorable_steps, self._unscorable_steps = max_unscorable_steps, 0
-        self.records = RecordFile(Path(records) / "rubrics.jsonl") if records is not None else None
+        names = {"generator": judge_name(model), "verifier": judge_name(verifier or self.config.verifier)}
+        self.records = RecordFile(Path(records) / "rubrics.jsonl", **names) if records is not None else None
         sets = read_response_rows(train_dataset, "the training dataset")
         check_enough_prompts(len(sets), args)
         eval_sets = [] if eval_dataset is None else read_response_rows(eval_dataset, "the evaluation dataset")

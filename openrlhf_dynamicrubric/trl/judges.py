@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from openrlhf_dynamicrubric import aio
+from openrlhf_dynamicrubric.display import model_name
 from openrlhf_dynamicrubric.errors import ConfigError
 from openrlhf_dynamicrubric.evaluator import Evaluator, EvaluatorConfig
 from openrlhf_dynamicrubric.llm.base import LanguageModel
@@ -61,6 +63,18 @@ def check_judge(judge: Any, role: str) -> LanguageModel:
     if callable(getattr(judge, "complete", None)) and callable(getattr(judge, "yes_probabilities", None)):
         return judge
     raise ConfigError(f"{role} must be a name, a folder or a LanguageModel, got {type(judge).__name__}")
+
+
+def judge_name(judge: Any) -> str:
+    """What records call a judge or a model in training: never a path of this machine.
+
+    Args:
+        judge: a name, a folder, a LanguageModel (its `name`), or a loaded model (its `name_or_path`).
+    """
+    if isinstance(judge, str | Path):
+        return model_name(str(judge))
+    name = getattr(judge, "name", None) or getattr(judge, "name_or_path", None)
+    return model_name(str(name)) if name else type(judge).__name__
 
 
 def run_judges(work: Coroutine[Any, Any, T]) -> T:

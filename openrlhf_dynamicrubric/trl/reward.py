@@ -25,7 +25,7 @@ from openrlhf_dynamicrubric.trl.groups import (
     rank_and_size,
     share_of,
 )
-from openrlhf_dynamicrubric.trl.judges import check_judge, make_evaluator, run_judges
+from openrlhf_dynamicrubric.trl.judges import check_judge, judge_name, make_evaluator, run_judges
 from openrlhf_dynamicrubric.trl.messages import read_prompt, response_text
 from openrlhf_dynamicrubric.types import Evaluation, ResponseSet, Unscorable
 
@@ -97,7 +97,11 @@ class DynamicRubricReward:
             raise ConfigError(f"max_unscorable_steps must be at least 0 (0: never stop), got {max_unscorable_steps}")
         self.num_generations = num_generations
         self.max_unscorable_steps = max_unscorable_steps
-        self.records = RecordFile(Path(records) / "groups.jsonl") if records is not None else None
+        names = {
+            "generator": judge_name(self._generator or self.config.generator),
+            "verifier": judge_name(self._verifier or self.config.verifier),
+        }
+        self.records = RecordFile(Path(records) / "groups.jsonl", **names) if records is not None else None
         self._unscorable_steps = 0
         self._evaluator: Evaluator | None = None
 

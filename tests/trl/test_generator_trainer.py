@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,7 @@ def test_a_step_trains_on_the_papers_advantages(tiny, tmp_path):
     assert changed
     assert len(rows) == len(seen.rows) == 12
     assert {row["id"] for row in rows} == {"fruit", "count", "greet"}
+    assert {(row["generator"], row["verifier"]) for row in rows} == {(Path(tiny).name, "scripted")}
     assert [row["member"] for row in rows] == [0, 1, 2, 3] * 3
     assert [row["rubric_text"] for row in rows] == seen.texts
     assert not any(row["invalid"] for row in rows), "the schema was not kept to"

@@ -122,6 +122,19 @@ def test_rows_that_are_no_whole_groups_are_refused():
         reward()(["p"] * 2, ["a", [{"role": "assistant", "content": [{"type": "image"}]}]])
 
 
+def test_records_name_the_judges_and_no_path(tmp_path):
+    named = ScriptedModel()
+    named.name = "/somewhere/of/mine/Judge-7B"
+    DynamicRubricReward(ScriptedModel(), named, records=tmp_path / "records")(["p"] * 2, ["a", "b"])
+    [row] = read_records(tmp_path)
+    assert (row["generator"], row["verifier"]) == ("scripted", "Judge-7B")
+    (tmp_path / "my-judge").mkdir()
+    by_name = DynamicRubricReward(tmp_path / "my-judge", "org/big", records=tmp_path)
+    assert by_name.records.context == {"generator": "my-judge", "verifier": "org/big"}
+    of_config = DynamicRubricReward(config=EvaluatorConfig(generator="/a/b/c", verifier="embedded"), records=tmp_path)
+    assert of_config.records.context == {"generator": "c", "verifier": "embedded"}
+
+
 def test_extra_columns_are_no_concern_and_ids_reach_the_records(tmp_path):
     scored = reward(records=tmp_path / "records")
     scored(["p"] * 2 + ["q"] * 2, ["a", "b"] * 2, id=[5, 5, 6, 6], anchors=[["x"]] * 4, trainer_state=State())
