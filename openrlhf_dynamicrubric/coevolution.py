@@ -198,8 +198,10 @@ def _run_phase(config: RunConfig, plan: Sequence[Phase], phase: Phase, console: 
     phase.write_options()
     (phase.folder / phases.PROGRESS).unlink(missing_ok=True)
     code = _run_command(phase.command, log, watch, phase.folder / phases.PROGRESS)
-    if code != 0 or not phase.complete:
+    if not phase.complete:
         raise _failure(phase.name, code, log, kept="complete phases are kept; the same command goes on from here")
+    if code != 0:  # a launcher's process that was aborted as it ended, say: `done.json` is written last, after all ranks
+        _say(console, f"  note: the command ended with exit code {code} after its work was complete; see {log}")
     _drop_checkpoints(config, phase)
     _say(console, f"  complete in {terminal.clock(time.monotonic() - watch.started)}")
 

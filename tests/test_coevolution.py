@@ -141,6 +141,13 @@ def test_a_phase_that_fails_is_said_with_the_end_of_its_log_and_tried_again(tmp_
     assert calls(some) == ["round-01/sample", "round-01/train-generator", "round-01/train-generator", "round-01/train-policy"]
 
 
+def test_a_command_that_is_aborted_after_its_work_was_complete_ends_no_run(tmp_path: Path) -> None:
+    some = config(tmp_path, rounds=1)
+    does(some, "train-policy", "abort at the end")
+    assert "note: the command ended with exit code 6 after its work was complete" in run(some)
+    assert calls(some) == ["round-01/sample", "round-01/train-generator", "round-01/train-policy"]
+
+
 def test_a_report_that_cannot_be_written_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(run: Path) -> Path:
         raise KeyError("no such colour")

@@ -88,6 +88,7 @@ def train(
     trainer.accelerator.wait_for_everyone()
     if processes.main_rank():
         keep_model(folder, sync_tree)
+    trainer.end()
 
 
 def keep_model(folder: Path, write: Callable[[Path], None]) -> None:

@@ -6,6 +6,7 @@ Usage: rank_reward.py CASES.json OUT_FOLDER [stop]; with `stop` the first error 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def main() -> None:
     (Path(sys.argv[2]) / f"rank{state.process_index}.json").write_text(json.dumps(seen))
     state.wait_for_everyone()
     state.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)  # all is written; torch's threads now and then abort an interpreter that ends by itself
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Usage: rank_train.py policy|generator|broken MODEL_FOLDER OUT_FOLDER PER_DEVICE 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ def main() -> None:
     (out / f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(result))
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
+    sys.stderr.flush()
+    os._exit(0)  # all is written; torch's threads now and then abort an interpreter that ends by itself
 
 
 if __name__ == "__main__":
