@@ -24,7 +24,7 @@ class _Background:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="dynamicrubric", daemon=True).start()
+                threading.Thread(target=_serve, args=(self._loop,), name="dynamicrubric", daemon=True).start()
             return self._loop
 
     def forget(self) -> None:
@@ -67,6 +67,16 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     if stop is not None:
         raise stop
     return result
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    stopped = True
+    while stopped:  # a task that raises SystemExit or KeyboardInterrupt ends the loop, and others still wait in it
+        try:
+            loop.run_forever()
+            stopped = False
+        except (KeyboardInterrupt, SystemExit):
+            continue
 
 
 async def _outcome(coroutine: Coroutine[Any, Any, T]) -> tuple[Any, BaseException | None]:

@@ -102,9 +102,10 @@ def _begin_or_continue(config: RunConfig) -> None:
     """The run's options on disk are these, or those of an earlier start that these may continue."""
     state = config.folder / "run.json"
     now = {"schema": SCHEMA, "version": _version(), "config": config_values(config), "inputs": _digests(config)}
-    if state.exists():
+    begun = any(config.folder.glob("round-*"))
+    if state.exists() and begun:  # before the first phase, options may still be mended
         _check_same_run(state, now)
-    elif any(config.folder.glob("round-*")):
+    elif not state.exists() and begun:
         raise ConfigError(f"{config.folder} holds rounds but no run.json that says how they came about; use another output_dir")
     write_atomic(state, json.dumps(now, indent=2, ensure_ascii=False) + "\n")
 

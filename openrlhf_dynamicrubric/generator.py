@@ -91,7 +91,7 @@ def read_rubric(completion: Completion, *, max_items: int) -> Rubric:
     Raises:
         RubricParseError: cut off, or not a valid rubric.
     """
-    if completion.finish_reason == "length":
+    if completion.finish_reason != "stop":
         raise RubricParseError(f"cut off after {completion.usage.completion_tokens} tokens")
     return parse_rubric(completion.text, max_items=max_items)
 

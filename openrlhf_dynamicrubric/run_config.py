@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,6 +112,11 @@ class RunConfig:
             for name in getattr(self, block):
                 if name in SET_BY_RUN | data:
                     raise ConfigError(f"{block}.{name} is set by the run; take it out of the block `{block}`")
+                if re.search(r"(^|_)(token|password|secret|api_key)$", name):
+                    raise ConfigError(
+                        f"{block}.{name} would be written into the run's files; take it out and set the environment variable "
+                        "that the library reads in its place (HF_TOKEN for a hub)"
+                    )
                 if name in judge_options:
                     raise ConfigError(f"{block}.{name} is an option of the judges; write it as judge.{name}")
 

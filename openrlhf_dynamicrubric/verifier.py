@@ -129,8 +129,9 @@ class Verifier:
     async def _call(self, shared: str, questions: Sequence[str]) -> Judgement:
         try:
             judgement = await self.model.yes_probabilities(shared, questions)
-        except ModelCallError as error:
-            return Judgement((error,) * len(questions))
+        except (ModelCallError, OSError) as error:  # a connection or a timeout is a failed call, whoever raises it
+            failed = error if isinstance(error, ModelCallError) else ModelCallError(f"{type(error).__name__}: {error}")
+            return Judgement((failed,) * len(questions))
         given = judgement.probabilities
         if len(given) != len(questions):
             error = ModelCallError(f"asked {len(questions)} questions, got {len(given)} answers")
@@ -150,7 +151,7 @@ class Verifier:
 def _checked(answer: float | ModelCallError) -> float | ModelCallError:
     if isinstance(answer, ModelCallError):
         return answer
-    if not 0.0 <= answer <= 1.0:
+    if isinstance(answer, bool) or not isinstance(answer, int | float | np.floating) or not 0.0 <= answer <= 1.0:
         return ModelCallError(f"P(yes) must lie in [0, 1], got {answer!r}")
     return float(answer)
 

@@ -67,6 +67,20 @@ def test_exceptions_come_through_and_the_loop_lives_on() -> None:
     assert aio.run(asyncio.sleep(0, "alive")) == "alive"
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_task_that_stops_the_loop_leaves_nobody_waiting(kind: type[BaseException]) -> None:
+    async def stop() -> None:
+        await asyncio.sleep(0.01)
+        raise kind
+
+    async def main() -> None:
+        await asyncio.gather(stop(), asyncio.sleep(0.05))
+
+    with pytest.raises(kind):
+        aio.run(main())
+    assert aio.run(asyncio.sleep(0, "alive")) == "alive"
+
+
 def test_from_its_own_loop_it_is_an_error_and_not_a_deadlock() -> None:
     async def inner() -> int:
         return 1

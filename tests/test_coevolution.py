@@ -343,3 +343,14 @@ def test_errors_of_a_run_are_sentences_with_exit_code_1(tmp_path: Path) -> None:
         "error: round 1 sample failed with exit code 3; complete phases are kept; the same command goes on"
     )
     assert "Traceback" not in errors
+
+
+def test_options_that_the_check_refused_can_be_mended(tmp_path: Path) -> None:
+    some = config(tmp_path, rounds=1, policy={"beta": 2.0})
+    some.folder.mkdir(parents=True, exist_ok=True)
+    (some.folder / "check.does").write_text(json.dumps({"errors": ["beta is too large"], "notes": []}))
+    with pytest.raises(ConfigError, match="beta is too large"):
+        run(some)
+    (some.folder / "check.does").unlink()
+    run(config(tmp_path, rounds=1, policy={"beta": 0.5}))
+    assert options(some, 1, "train-policy")["beta"] == 0.5

@@ -137,3 +137,9 @@ def test_every_option_is_documented_and_read_somewhere(kind: type) -> None:
     for option in dataclasses.fields(kind):
         assert option.metadata.get("help"), option.name
         assert option.name in read, option.name
+
+
+@pytest.mark.parametrize("name", ["hub_token", "push_to_hub_token", "api_key", "wandb_password"])
+def test_secrets_are_not_taken_from_the_file(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"policy.{name} would be written into the run's files; .*environment variable"):
+        run_config({"output_dir": "x", "policy": {name: "hf_123"}})

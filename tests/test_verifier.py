@@ -437,3 +437,20 @@ def test_scripted_judges_read_what_the_template_says() -> None:
     shared = verifier_prompt("Name a fruit.", "an\napple", max_response_chars=100)
     assert judged_text(shared) == "an\napple"
     assert json.loads('"' + criterion_of(verifier_question("Is red")) + '"') == "Is red"
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), TimeoutError("late"), OSError("broken pipe")])
+def test_a_connection_that_fails_is_a_failed_call(error: OSError) -> None:
+    class Down(ScriptedModel):
+        async def yes_probabilities(self, shared: str, questions: Sequence[str]) -> Judgement:
+            raise error
+
+    matrix = run(verifier(Down()).verdicts("x", ["a"], ["c"]))
+    assert np.isnan(matrix.probabilities_MK).all()
+    assert [str(failure) for failure in matrix.failures] == [f"{type(error).__name__}: {error}"]
+
+
+@pytest.mark.parametrize("answer", [None, "0.9", True])
+def test_an_answer_that_is_no_number_is_a_failed_call(answer: Any) -> None:
+    matrix = run(verifier(ScriptedModel(judge=lambda response, criterion: answer)).verdicts("x", ["a"], ["c"]))
+    assert np.isnan(matrix.probabilities_MK).all()

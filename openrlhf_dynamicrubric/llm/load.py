@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openrlhf_dynamicrubric.evaluator import Evaluator, EvaluatorConfig
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from openrlhf_dynamicrubric.llm.transformers_local import TransformersModel
 
 _lock = threading.Lock()
-_loaded: dict[tuple[int, str, str], TransformersModel] = {}
+_loaded: dict[tuple[int, str, str], tuple[object, TransformersModel]] = {}
 
 
 def load_model(name: str, *, dtype: str = "auto", batch_tokens: int = 16_384, judge: bool = True) -> LanguageModel:
@@ -40,14 +41,22 @@ def load_model(name: str, *, dtype: str = "auto", batch_tokens: int = 16_384, ju
 
     with _lock:
         key = (os.getpid(), name, dtype)
-        model = _loaded.get(key)
-        if model is None:
-            model = TransformersModel.load(resolve_model(name), dtype=dtype, batch_tokens=batch_tokens, name=name)
-            _loaded[key] = model
+        path = resolve_model(name)
+        state = _files(path)
+        known, model = _loaded.get(key, (None, None))
+        if model is None or known != state:  # a folder may have been written anew since
+            model = TransformersModel.load(path, dtype=dtype, batch_tokens=batch_tokens, name=name)
+            _loaded[key] = (state, model)
         model.batch_tokens = min(model.batch_tokens, batch_tokens)
     if judge:
         model.check_judge()
     return model
+
+
+def _files(path: str) -> tuple[tuple[str, int, int], ...]:
+    """What tells whether a model's folder was written anew; empty for a name on a hub."""
+    found = [(file.name, file.stat()) for file in sorted(Path(path).glob("*")) if file.is_file()]
+    return tuple((name, state.st_size, state.st_mtime_ns) for name, state in found)
 
 
 def load_evaluator(config: EvaluatorConfig, *, with_generator: bool = True) -> Evaluator:

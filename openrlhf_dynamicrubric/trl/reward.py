@@ -128,6 +128,11 @@ class DynamicRubricReward:
         if not rows:
             return []
         size = trainer.group_size or self.num_generations or infer_group_size([row.prompt for row in rows])
+        if size < 2:
+            raise DataError(
+                "every completion would be a group of its own, and a score says something beside another one only; "
+                "give num_generations, and the completions of one prompt one after another"
+            )
         groups = cut_groups(rows, size)
         outcomes = put_together(on_all_ranks(lambda: self._evaluate(share_of(groups))))
         rank, _ = rank_and_size()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openrlhf_dynamicrubric import processes
-from openrlhf_dynamicrubric.errors import DataError
+from openrlhf_dynamicrubric.errors import DataError, PhaseError
 from openrlhf_dynamicrubric.files import sync_folder, write_atomic
 from openrlhf_dynamicrubric.phases import DONE, LOCK, MODULE
 from openrlhf_dynamicrubric.records import RecordFile
@@ -21,7 +22,7 @@ from openrlhf_dynamicrubric.trl.callbacks import MarkCheckpoints, MetricsCallbac
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-MODEL = "model"
+MODEL, MARK = "model", ".phase"
 
 
 def run_phase(
@@ -47,6 +48,7 @@ def run_phase(
     with processes.sole_worker(folder / LOCK):
         model = resolve_model(str(arguments.model.model_name_or_path))
         if processes.main_rank():
+            claim(folder, argv)
             (folder / DONE).unlink(missing_ok=True)
             resume.remove_incomplete(folder)
         checkpoint = resume.newest_checkpoint(folder)
@@ -62,6 +64,31 @@ def run_phase(
             train(kind, arguments, model, checkpoint, marks, make_trainer)
         if processes.main_rank():
             write_done(folder, kind, argv, seconds=marks.seconds, artefact=folder / MODEL)
+
+
+def claim(folder: Path, argv: Sequence[str]) -> None:
+    """The folder is this phase's own from now on: what it holds was made with the same options, or it holds nothing.
+
+    Args:
+        folder: the phase's.
+        argv: the command's words; of a `--config` file what it says counts, not where it lies.
+
+    Raises:
+        PhaseError: there are checkpoints, a model or records of something else, which this phase would replace.
+    """
+    mark, words = folder / MARK, list(argv)
+    if "--config" in words[:-1]:
+        place = words.index("--config") + 1
+        lines = Path(words[place]).read_text(encoding="utf-8").splitlines()
+        words[place] = "\n".join(line for line in lines if not line.startswith("#"))
+    options = hashlib.sha256("\0".join(words).encode("utf-8", "replace")).hexdigest()
+    if mark.exists() and mark.read_text(encoding="utf-8").strip() == options:
+        return
+    held = [path.name for pattern in ("checkpoint-*", MODEL, "records") for path in sorted(folder.glob(pattern))]
+    if held:
+        made = "this phase with other options" if mark.exists() else "something else"
+        raise PhaseError(f"{folder} holds {', '.join(held)} of {made}, which would be replaced; use another output_dir")
+    write_atomic(mark, options + "\n")
 
 
 def train(

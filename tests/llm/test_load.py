@@ -81,3 +81,10 @@ def test_without_transformers_the_error_names_the_command(folder: Path, monkeypa
         load_model(str(folder))
     with pytest.raises(MissingDependencyError):
         checkpoint.require_transformers()
+
+
+def test_a_folder_that_was_written_anew_is_loaded_anew(folder: Path) -> None:
+    before = load_model(str(folder))
+    assert load_model(str(folder)) is before
+    build_tiny_model(folder, seed=7)
+    assert load_model(str(folder)) is not before

@@ -355,3 +355,9 @@ def test_a_mode_that_cannot_be_told_is_refused(tiny, tmp_path):
 
     with pytest.raises(ConfigError, match=r"num_generations_eval \(2\) to equal num_generations \(4\)"):
         reward()(["p"] * 4, ["a"] * 4, log_metric=Trainer().log_metric)
+
+
+def test_completions_without_a_group_are_refused() -> None:
+    reward = DynamicRubricReward(ScriptedModel(), ScriptedModel())
+    with pytest.raises(DataError, match=r"every completion would be a group of its own.*give num_generations"):
+        reward(prompts=["p", "q", "p", "q"], completions=["a", "b", "c", "d"])

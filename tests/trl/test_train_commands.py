@@ -221,7 +221,32 @@ def test_a_folder_in_which_another_process_works_is_left_alone(command: Command,
     assert (tmp_path / "out/done.json").exists()
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("held", ["checkpoint-500/model.safetensors", "model/config.json", "records/groups.jsonl"])
+def test_what_something_else_left_in_the_folder_is_not_touched(command: Command, tmp_path: Path, held: str) -> None:
+    theirs = tmp_path / "out" / held
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    with pytest.raises(PhaseError, match=f"holds {held.split('/')[0]} of something else, which would be replaced"):
+        command(TRAIN_POLICY, "out")
+    assert theirs.read_text() == "theirs"
+
+
+def test_a_folder_is_not_gone_on_with_under_other_options(tmp_path: Path) -> None:
+    options = tmp_path / "phase.yaml"
+    options.write_text("# a note\nlearning_rate: 1.0\n")
+    training.claim(tmp_path, ["--config", str(options)])
+    (tmp_path / "model").mkdir()
+    options.write_text("# another note\nlearning_rate: 1.0\n")
+    training.claim(tmp_path, ["--config", str(options)])
+    options.write_text("learning_rate: 2.0\n")
+    with pytest.raises(PhaseError, match="holds model of this phase with other options"):
+        training.claim(tmp_path, ["--config", str(options)])
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "claim", lambda folder, argv: None)  # as if the model's folder had been exchanged since
     checkpoint = build_tiny_model(tmp_path / "out/checkpoint-2", hidden_size=64)
     (checkpoint / MARK).write_text(json.dumps({"step": 2, "total": 4, "epoch": 1.0, "seconds": 1.0, "files": {}}))
     with pytest.raises(
