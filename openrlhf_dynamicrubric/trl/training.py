@@ -71,7 +71,7 @@ def claim(folder: Path, argv: Sequence[str]) -> None:
 
     Args:
         folder: the phase's.
-        argv: the command's words; of a `--config` file what it says counts, not where it lies.
+        argv: the command's words; of a `--config` file what it says counts, not where it lies, and a folder may be moved.
 
     Raises:
         PhaseError: there are checkpoints, a model or records of something else, which this phase would replace.
@@ -80,7 +80,9 @@ def claim(folder: Path, argv: Sequence[str]) -> None:
     if "--config" in words[:-1]:
         place = words.index("--config") + 1
         lines = Path(words[place]).read_text(encoding="utf-8").splitlines()
-        words[place] = "\n".join(line for line in lines if not line.startswith("#"))
+        words[place] = "\n".join(line for line in lines if not line.startswith(("#", "output_dir:")))
+    if "--output_dir" in words[:-1]:
+        del words[words.index("--output_dir") + 1]
     options = hashlib.sha256("\0".join(words).encode("utf-8", "replace")).hexdigest()
     if mark.exists() and mark.read_text(encoding="utf-8").strip() == options:
         return
