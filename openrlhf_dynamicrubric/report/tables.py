@@ -219,27 +219,23 @@ INVALID = Measure(
 ACCURACY = Measure(
     "accuracy", "Anchor accuracy", "anchor pairs in their order, ties half", "higher", percent, (0.4, 1), (0.5, "chance")
 )
+ACCURACY = Measure(
+    "accuracy", "Anchor accuracy", "anchor pairs in their order; chance is 50 %", "higher", percent, (0.4, 1), (0.5, "chance")
+)
+PACE = Measure(SECONDS, "Seconds a step", "", "lower", number, (0, 1), beside=((JUDGING, "judging"),), name="whole step")
 POLICY_MEASURES = (
     Measure("gap", "Score gap", "mean |Eᵢ − Eⱼ| inside a group: the signal that the policy gets", "higher", bounds=(0, 0.1)),
     Measure("flat", "Zero-variance groups", "share of scored groups in which all scores are equal", "lower", percent, (0, 0.1)),
     Measure("saturated", "Saturated items", "share of items that every response meets, or none", "lower", percent, (0, 0.1)),
     Measure("disc", "R_disc", "weighted variance of the verdicts, at most 0.25", "higher", bounds=(0, 0.25)),
     Measure("anchor", "R_anchor", "do scores keep the anchors' order; 0 is the limit", "higher"),
-    Measure(
-        "accuracy",
-        "Anchor accuracy",
-        "anchor pairs in their order; chance is 50 %",
-        "higher",
-        percent,
-        (0.4, 1),
-        (0.5, "chance"),
-    ),
+    ACCURACY,
     INVALID,
     UNSCORABLE,
     Measure(REWARD, "Reward", "mean score; comparable inside a group only, so do not read it as progress", "", bounds=(0, 1)),
     Measure(LENGTH, "Completion length", "tokens of a response", "", number, (0, 1)),
     Measure("chars", "Response length", "characters of a response", "", number, (0, 1)),
-    Measure(SECONDS, "Seconds a step", "", "lower", number, (0, 1), beside=((JUDGING, "judging"),), name="whole step"),
+    PACE,
 )
 GENERATOR_MEASURES = (
     Measure(
@@ -252,19 +248,11 @@ GENERATOR_MEASURES = (
     Measure(
         "anchor", "R_anchor", "do scores keep the anchors' order; 0 is the limit; an invalid rubric earns the floor", "higher"
     ),
-    Measure(
-        "accuracy",
-        "Anchor accuracy",
-        "anchor pairs in their order; chance is 50 %",
-        "higher",
-        percent,
-        (0.4, 1),
-        (0.5, "chance"),
-    ),
+    ACCURACY,
     INVALID,
     UNSCORABLE,
     Measure(LENGTH, "Rubric length", "tokens of a rubric", "", number, (0, 1)),
-    Measure(SECONDS, "Seconds a step", "", "lower", number, (0, 1), beside=((JUDGING, "judging"),), name="whole step"),
+    PACE,
 )
 
 

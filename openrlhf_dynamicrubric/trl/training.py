@@ -76,7 +76,8 @@ def claim(folder: Path, argv: Sequence[str]) -> None:
     Raises:
         PhaseError: there are checkpoints, a model or records of something else, which this phase would replace.
     """
-    mark, words = folder / MARK, list(argv)
+    mark = folder / MARK
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--config" in words[:-1]:
         place = words.index("--config") + 1
         lines = Path(words[place]).read_text(encoding="utf-8").splitlines()

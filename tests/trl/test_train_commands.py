@@ -241,6 +241,10 @@ def test_a_folder_is_not_gone_on_with_under_other_options(tmp_path: Path) -> Non
     options.write_text("learning_rate: 2.0\n")
     with pytest.raises(PhaseError, match="holds model of this phase with other options"):
         training.claim(tmp_path, ["--config", str(options)])
+    with pytest.raises(PhaseError, match="holds model of this phase with other options"):
+        training.claim(tmp_path, [f"--config={options}"])
+    options.write_text("learning_rate: 1.0\n")
+    training.claim(tmp_path, [f"--config={options}"])
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(
